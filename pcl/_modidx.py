@@ -31,4 +31,6 @@ d = { 'settings': { 'branch': 'main',
                             'pcl.bessel.debye_slopes': ('bessel.html#debye_slopes', 'pcl/bessel.py'),
                             'pcl.bessel.log_iv': ('bessel.html#log_iv', 'pcl/bessel.py'),
                             'pcl.bessel.log_normalizer': ('bessel.html#log_normalizer', 'pcl/bessel.py'),
-                            'pcl.bessel.log_sphere_area': ('bessel.html#log_sphere_area', 'pcl/bessel.py')}}}
+                            'pcl.bessel.log_sphere_area': ('bessel.html#log_sphere_area', 'pcl/bessel.py')},
+            'pcl.plots': { 'pcl.plots.sphere_widget': ('plots.html#sphere_widget', 'pcl/plots.py'),
+                           'pcl.plots.use_style': ('plots.html#use_style', 'pcl/plots.py')}}}
