@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['debye_slopes', 'bessel_ratio', 'log_iv', 'log_sphere_area', 'log_normalizer']
 
-# %% ../nbs/01_bessel.ipynb #8dd850dc
+# %% ../nbs/01_bessel.ipynb #651795e2
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -21,7 +21,7 @@ _DEBYE_TERMS = 8
 _CHUNK = 1 << 16  # elements per pass on a CPU: the working set stays in cache
 _KAPPA_CAP = 1e150  # squares must not overflow; beyond it the ratio is 1 to the last bit
 
-# %% ../nbs/01_bessel.ipynb #d04f1fce
+# %% ../nbs/01_bessel.ipynb #4d23afe7
 def debye_slopes(terms: int) -> list[list[Fraction]]:  # one list of coefficients of p^0, p^1, ... per power of 1/order
     "Exact coefficients of w_1, ..., w_terms, the slopes in p of the logarithm of Debye's series."
     slopes = [[Fraction(1, 8), Fraction(0), Fraction(-5, 8)]]
@@ -42,10 +42,10 @@ def _times_half_p2_1mp2(poly: list[Fraction]) -> list[Fraction]:
     zero = [Fraction(0)]
     return [(x - y) / 2 for x, y in zip(zero * 2 + poly + zero * 2, zero * 4 + poly, strict=True)]
 
-# %% ../nbs/01_bessel.ipynb #556c682e
+# %% ../nbs/01_bessel.ipynb #449ac0ae
 @cache
 def _debye_tables(device: torch.device) -> Tensor:
-    "Coefficients [power of p, function, power of 1/order] of B(p) = p/2 + p^2 T'(p) and S(p) = (T(p) - T(1)) / (p - 1)."
+    "Coefficients [power of p, B or S, power of 1/order]: B(p) = p/2 + p^2 T'(p), S(p) = (T(p) - T(1)) / (p - 1)."
     table = torch.zeros(3 * _DEBYE_TERMS + 2, 2, _DEBYE_TERMS + 1, dtype=torch.float64)
     table[1, 0, 0] = 0.5
     for j, slope in enumerate(debye_slopes(_DEBYE_TERMS), start=1):
@@ -76,7 +76,7 @@ def _derivative(coefficients: Tensor) -> Tensor:
     powers = torch.arange(1, len(coefficients), device=coefficients.device)
     return coefficients[1:] * powers.view(-1, *(1,) * (coefficients.ndim - 1))
 
-# %% ../nbs/01_bessel.ipynb #4332e3a7
+# %% ../nbs/01_bessel.ipynb #4e83f107
 def _start(kappa: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     "The root s = sqrt(order^2 + kappa^2), p = order / s and q = kappa / s."
     s = (kappa * kappa).add_(order * order).sqrt_()
@@ -108,6 +108,7 @@ def _log_and_ratio(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tenso
         above.mul_(weight).mul_(scale).addcmul_(p, here)
         above, here = here, above
     ratio = q.mul_(above).div_(here).mul_(top / (2 * (nu + 1)))
+    ratio.clamp_(max=1).masked_fill_(kappa == math.inf, 1)  # rounding must not push a mean cosine above 1
     return log.add_(here.log_()), ratio
 
 
@@ -137,7 +138,7 @@ def _ratio_slopes(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor
         first, second = bent.div_(denominator), push.div_(denominator)
     return first, second
 
-# %% ../nbs/01_bessel.ipynb #1b322aaa
+# %% ../nbs/01_bessel.ipynb #67e7f715
 def _in_chunks(
     kernel: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],  # works in float64
     kappa: Tensor,
@@ -158,7 +159,7 @@ def _in_chunks(
         first[low:high], second[low:high] = kernel(flat[low:high].double(), nu.view(1), steps)
     return first.view(kappa.shape), second.view(kappa.shape)
 
-# %% ../nbs/01_bessel.ipynb #8dc3d90c
+# %% ../nbs/01_bessel.ipynb #43c40a6f
 def _batched(function: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> Any:
     "The rule of an elementwise function under vmap: put the mapped dimension first and call it once."
     kappa = kappa.unsqueeze(0) if in_dims[0] is None else kappa.movedim(in_dims[0], 0)
@@ -217,7 +218,7 @@ class _RatioSlope(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
         return _batched(_RatioSlope, in_dims, kappa, nu), (0, 0)
 
-# %% ../nbs/01_bessel.ipynb #5a6d180c
+# %% ../nbs/01_bessel.ipynb #2424fe8b
 def _log_series(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "Checked (nu, kappa) of matching number of dimensions, with L and the ratio."
     kappa, nu = torch.as_tensor(kappa), torch.as_tensor(nu, dtype=torch.float64)
@@ -250,7 +251,7 @@ def log_iv(
     base = torch.where(nu == 0, 1.0, kappa.clamp(max=torch.finfo(kappa.dtype).max) / 2)
     return log + (nu * base.log() - torch.lgamma(nu + 1)).to(kappa.dtype)
 
-# %% ../nbs/01_bessel.ipynb #14ef08d6
+# %% ../nbs/01_bessel.ipynb #82564b5c
 def _check_dim(dim: int | Tensor) -> Tensor:
     "The dimension as a float64 tensor."
     size = torch.as_tensor(dim)
