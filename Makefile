@@ -1,0 +1,60 @@
+# Two commands do everything on a fresh machine: `make reproduce` and `make test`. Plain `make` explains.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+BOOK := _build/html/index.html
+REPRODUCTION := _build/reproduction
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce test lint unit book serve bench clean
+
+help:
+	@echo "make reproduce  set up, run the quick reproduction, print paper versus ours, build the book"
+	@echo "make test       set up, then every check: lint, types, book with its notebooks, unit and browser tests"
+	@echo "make book       build the book: every chapter runs, every warning is an error"
+	@echo "make serve      serve the built book on http://127.0.0.1:8000"
+	@echo "make bench      time the library against its peers, as ratios in one run"
+	@echo "make clean      remove everything that was built, the virtual environment included"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "Missing: $(PYTHON). Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Missing: Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Name another: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Missing: Python's venv module with pip. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --progress-bar off -q -c constraints.txt torch
+	$(BIN)/python -m pip install --progress-bar off -q -c constraints.txt -e '.[train,images,book,dev]'
+	@touch $(READY)
+
+reproduce: $(READY)
+	PCL_RESULTS=$(REPRODUCTION) $(BIN)/python -m pcl.cli run quick
+	PCL_RESULTS=$(REPRODUCTION) $(BIN)/python -m pcl.cli report
+	@$(MAKE) --no-print-directory book
+
+book: $(READY)
+	$(BIN)/jupyter-book build -W --keep-going --all .
+	@echo "The book is at $(CURDIR)/$(BOOK)"
+
+lint: $(READY)
+	$(BIN)/python -m ruff check pcl tests benchmarks book
+	$(BIN)/python -m mypy
+
+unit: $(READY)
+	$(BIN)/python -m pytest
+
+test: lint book unit
+
+serve: $(BOOK)
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html 8000
+
+$(BOOK):
+	@$(MAKE) --no-print-directory book
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) _build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

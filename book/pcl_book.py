@@ -1,0 +1,94 @@
+"""Sphinx extension of the book: nbdev directives, offline assets, and the note on top of every chapter."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+DIRECTIVE = re.compile(r"^#\|\s*(?P<name>[\w-]+)(?:\s*:\s*(?P<value>\S+)|\s+.*)?\s*$")
+TAG_OF = {"hide": "remove-cell", "default_exp": "remove-cell", "hide_input": "remove-input", "hide_output": "remove-output"}
+TAG_OF_VALUE = {
+    ("echo", "false"): "remove-input",
+    ("eval", "false"): "skip-execution",
+    ("include", "false"): "remove-cell",
+    ("code-fold", "true"): "hide-input",
+}
+# Lines of the theme that only matter online: a font preload that a page opened from disk may not make (the icons are drawn by
+# script), and thebe, which is declared twice and would fetch itself from a server.
+ONLINE_ONLY = re.compile(r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphinx-thebe\.).*\n', re.MULTILINE)
+RUN_NOTE = (
+    ":::{{container}} pcl-run\n"
+    "Run this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. It reads recorded results; start Jupyter with the "
+    "environment variable `PCL_RERUN=1` to run its experiments for real.\n:::"
+)
+
+
+def tag_of(line: str) -> str | None:
+    """The cell tag that says what an nbdev directive line says; None if the line needs no tag."""
+    match = DIRECTIVE.match(line)
+    if match is None:
+        return None
+    name, value = match["name"], (match["value"] or "").lower()
+    return TAG_OF_VALUE.get((name, value)) or TAG_OF.get(name)
+
+
+def translate_cell(cell: dict[str, Any]) -> None:
+    """Drop the leading directives of a code cell, leaving their meaning behind as tags."""
+    lines = "".join(cell["source"]).splitlines(keepends=True)
+    tags = cell.setdefault("metadata", {}).setdefault("tags", [])
+    while lines and DIRECTIVE.match(lines[0].strip()):
+        tag = tag_of(lines.pop(0).strip())
+        if tag and tag not in tags:
+            tags.append(tag)
+    # A cell is tagged, never deleted: a hidden import must still run.
+    cell["source"] = "".join(lines).lstrip("\n")
+
+
+def add_run_note(notebook: dict[str, Any], stem: str) -> None:
+    """Put the download link and the rerun switch under the chapter's title."""
+    first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    first["source"] = "".join(first["source"]).rstrip() + "\n\n" + RUN_NOTE.format(stem=stem) + "\n"
+
+
+def on_source_read(app: Any, docname: str, source: list[str]) -> None:
+    """Translate a notebook between the file on disk and the parser."""
+    if not str(app.env.doc2path(docname)).endswith(".ipynb"):
+        return
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            translate_cell(cell)
+    add_run_note(notebook, Path(docname).name)
+    source[0] = json.dumps(notebook)
+
+
+def copy_mathjax(outdir: Path) -> None:
+    """Copy MathJax from the installed package, so that no page asks the network for it."""
+    # The package's name has hyphens in it, so it can be found but not imported by name.
+    spec = importlib.util.find_spec("sphinx-mathjax-offline")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("sphinx-mathjax-offline is not installed: pip install -c constraints.txt -e '.[book]'")
+    target = outdir / "_static" / "vendor"
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copy(Path(spec.origin).parent / "static" / "mathjax" / "tex-svg-full.js", target)
+
+
+def on_build_finished(app: Any, exception: Exception | None) -> None:
+    """Make the pages complete offline."""
+    if exception is not None or app.builder.format != "html":
+        return
+    copy_mathjax(Path(app.outdir))
+    for page in Path(app.outdir).rglob("*.html"):
+        page.write_text(ONLINE_ONLY.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Register the handlers with Sphinx."""
+    app.connect("source-read", on_source_read)
+    app.connect("build-finished", on_build_finished)
+    app.add_css_file("pcl.css")
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
