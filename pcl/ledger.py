@@ -8,7 +8,7 @@ __all__ = ['SCHEMA', 'RULES', 'DIVERGED', 'UNJUDGED', 'check_name', 'checkout', 
            'PaperEntry', 'parse_cell', 'paper_numbers', 'paper_configs', 'tolerance', 'mean_and_error', 'judge',
            'ScoreRow', 'scoreboard', 'format_ours', 'format_seconds', 'counts', 'report_text', 'report_json']
 
-# %% ../nbs/90_ledger.ipynb #0709b309
+# %% ../nbs/90_ledger.ipynb #b6476cca
 import errno
 import json
 import math
@@ -29,7 +29,7 @@ from typing import Any
 
 import pcl
 
-# %% ../nbs/90_ledger.ipynb #87b47057
+# %% ../nbs/90_ledger.ipynb #3f92d7c8
 SCHEMA = 1  # raise it when a field changes its meaning
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._=+]|-(?!-)){0,63}")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -46,7 +46,7 @@ def check_name(
         )
     return value
 
-# %% ../nbs/90_ledger.ipynb #c8ecea70
+# %% ../nbs/90_ledger.ipynb #78e4c721
 def _number(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{field} must be a number, got {value!r}; call .item() on tensors and arrays")
@@ -75,7 +75,7 @@ def _text(field: str, value: object) -> str:
         raise ValueError(f"{field} must be non-empty text, got {value!r}")
     return value
 
-# %% ../nbs/90_ledger.ipynb #18bb5c6e
+# %% ../nbs/90_ledger.ipynb #bf0276b1
 def checkout() -> Path | None:
     "The source checkout that `pcl` is imported from, or None for an installed package."
     root = Path(pcl.__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def revision() -> str:
         pass  # no git, no repository, or one that is not ours to read: the version still identifies a release
     return f"pcl-{pcl.__version__}"
 
-# %% ../nbs/90_ledger.ipynb #b9388f35
+# %% ../nbs/90_ledger.ipynb #7547b1c7
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
@@ -146,7 +146,7 @@ class Record:
         "Runs with the same key are repetitions; the latest counts."
         return self.experiment, self.row, self.preset, self.seed
 
-# %% ../nbs/90_ledger.ipynb #da850171
+# %% ../nbs/90_ledger.ipynb #7cf2152a
 def _checked(r: Record) -> dict[str, Any]:
     "Every field of `r`, checked and copied; the error names the field."
     if type(r.schema) is not int or r.schema != SCHEMA:
@@ -193,7 +193,7 @@ def _utc(value: object) -> str:
         raise ValueError(f"created must be in UTC (+00:00), got {text!r}")
     return text
 
-# %% ../nbs/90_ledger.ipynb #684d16b6
+# %% ../nbs/90_ledger.ipynb #5012c02b
 def _plain(value: Any) -> Any:
     "Replace non-finite floats by their names, at any depth."
     if isinstance(value, float) and not math.isfinite(value):
@@ -233,7 +233,7 @@ def from_json(text: str) -> Record:  # raises ValueError for anything that is no
 def _named_float(value: Any) -> Any:
     return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
-# %% ../nbs/90_ledger.ipynb #1a0547dd
+# %% ../nbs/90_ledger.ipynb #46daf9c1
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -268,7 +268,7 @@ def _publish(text: str, folder: Path, stem: str) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
 
-# %% ../nbs/90_ledger.ipynb #2c8cb64c
+# %% ../nbs/90_ledger.ipynb #3baf3df0
 def write_root() -> Path:
     "The folder that new records go to."
     named, root = os.environ.get("PCL_RESULTS"), checkout()
@@ -283,7 +283,7 @@ def read_roots() -> list[Path]:
         return [write_root()]
     return [Path(pcl.__file__).resolve().parent / "results", write_root()]
 
-# %% ../nbs/90_ledger.ipynb #33bb0bb9
+# %% ../nbs/90_ledger.ipynb #9ea09426
 class LedgerError(OSError):
     "A record could not be written where it belongs; the message says where it is now."
 
@@ -310,7 +310,7 @@ def write(
         "written to, or set PCL_RESULTS to one."
     )
 
-# %% ../nbs/90_ledger.ipynb #35033aa7
+# %% ../nbs/90_ledger.ipynb #dfe496de
 @dataclass(frozen=True)
 class Problem:
     "A file in the ledger that is not a record."
@@ -363,7 +363,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
         newest[r.key] = r
     return list(newest.values())
 
-# %% ../nbs/90_ledger.ipynb #d5701e0d
+# %% ../nbs/90_ledger.ipynb #ad009081
 @dataclass(frozen=True)
 class PaperEntry:
     "One published number, as printed, with its source."
@@ -386,7 +386,7 @@ class PaperEntry:
 
 
 _CELL = re.compile(r"(?P<value>-?\d+(?:\.(?P<digits>\d+))?)(?: ± (?P<stderr>\d+(?:\.\d+)?))?")
-_POWER = re.compile(r"10\^(?P<exponent>\d+)(?: ± 10\^\d+)?")
+_POWER = re.compile(r"10\^(?P<exponent>\d+)(?: ± 10\^(?P<error>\d+))?")
 _WORDS = {"increasing": ("trend", 1.0), "decreasing": ("trend", -1.0), "→ ∞": ("diverges", math.inf),
           "not legible": ("none", None), "no number": ("none", None)}
 
@@ -396,7 +396,7 @@ def parse_cell(printed: str) -> tuple[str, float | None, float | None, float]:  
     if printed in _WORDS:
         return *_WORDS[printed], None, 0.0
     if power := _POWER.fullmatch(printed):
-        return "magnitude", 10.0 ** int(power["exponent"]), None, 0.0
+        return "magnitude", 10.0 ** int(power["exponent"]), 10.0 ** int(power["error"]) if power["error"] else None, 0.0
     sign, number = printed[:2], printed[2:] if printed[:2] in ("≥ ", "≈ ") else printed
     cell = _CELL.fullmatch(number)
     if cell is None:
@@ -405,7 +405,7 @@ def parse_cell(printed: str) -> tuple[str, float | None, float | None, float]:  
     stderr = float(cell["stderr"]) if cell["stderr"] else None
     return rule, float(cell["value"]), stderr, 0.5 * 10.0 ** -len(cell["digits"] or "")
 
-# %% ../nbs/90_ledger.ipynb #bb15caa8
+# %% ../nbs/90_ledger.ipynb #29ec41d9
 @lru_cache(maxsize=1)
 def _paper_file() -> dict[str, Any]:
     root = checkout()
@@ -451,7 +451,7 @@ def paper_configs() -> dict[str, dict[str, Any]]:
     "Table 6 and the settings stated beside it, by name."
     return {c["name"]: dict(c) for c in _paper_file()["config"]}
 
-# %% ../nbs/90_ledger.ipynb #17a39462
+# %% ../nbs/90_ledger.ipynb #b057a00b
 RULES = {
     "value": "reproduced if the means differ by at most u + 2 sqrt((s + u)² + s'²): s and s' the two standard errors, "
              "u the rounding of the printed digits; 10 % of the printed value in place of 2s where no error is printed",
@@ -478,7 +478,7 @@ def tolerance(
         return entry.half_unit + math.hypot(0.1 * abs(entry.value), 2 * stderr)
     return entry.half_unit + 2 * math.hypot(entry.stderr + entry.half_unit, stderr)
 
-# %% ../nbs/90_ledger.ipynb #2fe99bd7
+# %% ../nbs/90_ledger.ipynb #0f658c6f
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no error for a single run
     "Mean and standard error over seeds."
     n = len(values)
@@ -491,7 +491,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no
 def _compared(entry: PaperEntry, mean: float, allowed: float) -> tuple[str, str]:
     "Verdict for a difference of means, and in which direction it goes."
     assert entry.value is not None
-    gap = mean - entry.value
+    gap = round(mean - entry.value, 12) + 0.0  # without the last bits of the subtraction, and without -0
     if abs(gap) <= allowed:
         return "reproduced", f"{gap:+.3g} from the paper's, {allowed:.2g} allowed"
     word = {"lower": ("better", "worse"), "higher": ("worse", "better")}.get(entry.better, ("lower", "higher"))[gap > 0]
@@ -516,7 +516,7 @@ def judge(
         return "differs", "a curve has fallen since half-way"
     return verdict, reason
 
-# %% ../nbs/90_ledger.ipynb #86c5d49f
+# %% ../nbs/90_ledger.ipynb #cdf2873a
 def _by_value(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
     return _compared(e, mean, tolerance(e, error))
 
@@ -556,7 +556,7 @@ def _by_choice(e: PaperEntry, values: Sequence[float], mean: float, error: float
 _RULE = {"value": _by_value, "at least": _by_bound, "magnitude": _by_magnitude, "diverges": _by_divergence,
          "trend": _by_trend, "choice": _by_choice}
 
-# %% ../nbs/90_ledger.ipynb #9aa59b0c
+# %% ../nbs/90_ledger.ipynb #0818ce5b
 @dataclass(frozen=True)
 class ScoreRow:
     "One line of the scoreboard."
@@ -593,7 +593,7 @@ def _rank_correlation(values: Sequence[float]) -> float:
     norm = math.sqrt(sum((r - centre) ** 2 for r in ranks) * sum((i - centre) ** 2 for i in range(len(values))))
     return cov / norm if norm else 0.0
 
-# %% ../nbs/90_ledger.ipynb #d3df6c42
+# %% ../nbs/90_ledger.ipynb #df702c58
 def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, list[Record]]]:
     "Our value for an entry, one per seed, with the runs it came from."
     mine = [r for r in runs if r.experiment == entry.experiment and entry.metric in r.metrics]
@@ -624,7 +624,7 @@ def _score(entry: PaperEntry, preset: str, found: Sequence[tuple[float, list[Rec
         entry.rule, reason, entry.title, entry.source, entry.note,
     )
 
-# %% ../nbs/90_ledger.ipynb #dc9d0705
+# %% ../nbs/90_ledger.ipynb #c5d72488
 def _own_row(runs: Sequence[Record], metric: str) -> ScoreRow:
     "A line for runs that no published cell speaks of."
     first = runs[0]
@@ -651,15 +651,15 @@ def scoreboard(
     for e in entries:
         found = {p: _runs_of(e, [r for r in runs if r.preset == p]) for p in presets}
         rows += [_score(e, p, f) for p, f in found.items() if f] or [_score(e, "-", [])]
-    published = {(e.experiment, row, e.metric) for e in entries for row in (e.row, *e.along)}
+    published = {(e.experiment, row) for e in entries for row in (e.row, *e.along)}
     own: dict[tuple[str, str, str, str], list[Record]] = {}
     for r in runs:
-        for metric in r.metrics:
-            if (r.experiment, r.row, metric) not in published:
+        if (r.experiment, r.row) not in published:  # further metrics of a published row belong to its chapter
+            for metric in r.metrics:
                 own.setdefault((r.experiment, r.row, r.preset, metric), []).append(r)
     return rows + [_own_row(own[key], key[3]) for key in sorted(own)]
 
-# %% ../nbs/90_ledger.ipynb #6ce757f2
+# %% ../nbs/90_ledger.ipynb #3bd040a8
 def format_ours(row: ScoreRow) -> str:
     "Our mean and standard error, with as many digits as the printed number has."
     if row.ours is None:
