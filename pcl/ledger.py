@@ -8,7 +8,7 @@ __all__ = ['SCHEMA', 'RULES', 'DIVERGED', 'UNJUDGED', 'check_name', 'checkout', 
            'PaperEntry', 'parse_cell', 'paper_numbers', 'paper_configs', 'tolerance', 'mean_and_error', 'judge',
            'ScoreRow', 'scoreboard', 'format_ours', 'format_seconds', 'counts', 'report_text', 'report_json']
 
-# %% ../nbs/90_ledger.ipynb #b6476cca
+# %% ../nbs/90_ledger.ipynb #b918c201
 import errno
 import json
 import math
@@ -29,7 +29,7 @@ from typing import Any
 
 import pcl
 
-# %% ../nbs/90_ledger.ipynb #3f92d7c8
+# %% ../nbs/90_ledger.ipynb #d4cc7e86
 SCHEMA = 1  # raise it when a field changes its meaning
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._=+]|-(?!-)){0,63}")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -46,7 +46,7 @@ def check_name(
         )
     return value
 
-# %% ../nbs/90_ledger.ipynb #78e4c721
+# %% ../nbs/90_ledger.ipynb #35c577ae
 def _number(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{field} must be a number, got {value!r}; call .item() on tensors and arrays")
@@ -75,7 +75,7 @@ def _text(field: str, value: object) -> str:
         raise ValueError(f"{field} must be non-empty text, got {value!r}")
     return value
 
-# %% ../nbs/90_ledger.ipynb #bf0276b1
+# %% ../nbs/90_ledger.ipynb #a844cd5a
 def checkout() -> Path | None:
     "The source checkout that `pcl` is imported from, or None for an installed package."
     root = Path(pcl.__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def revision() -> str:
         pass  # no git, no repository, or one that is not ours to read: the version still identifies a release
     return f"pcl-{pcl.__version__}"
 
-# %% ../nbs/90_ledger.ipynb #7547b1c7
+# %% ../nbs/90_ledger.ipynb #f8b28830
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
@@ -146,7 +146,7 @@ class Record:
         "Runs with the same key are repetitions; the latest counts."
         return self.experiment, self.row, self.preset, self.seed
 
-# %% ../nbs/90_ledger.ipynb #7cf2152a
+# %% ../nbs/90_ledger.ipynb #13d50c0e
 def _checked(r: Record) -> dict[str, Any]:
     "Every field of `r`, checked and copied; the error names the field."
     if type(r.schema) is not int or r.schema != SCHEMA:
@@ -193,7 +193,7 @@ def _utc(value: object) -> str:
         raise ValueError(f"created must be in UTC (+00:00), got {text!r}")
     return text
 
-# %% ../nbs/90_ledger.ipynb #5012c02b
+# %% ../nbs/90_ledger.ipynb #e9266426
 def _plain(value: Any) -> Any:
     "Replace non-finite floats by their names, at any depth."
     if isinstance(value, float) and not math.isfinite(value):
@@ -206,9 +206,9 @@ def _plain(value: Any) -> Any:
 def to_json(
     record: Record,  # checked again, because its dicts could have been changed since
 ) -> str:
-    "The text of a record's file: strict JSON, sorted keys, one field per line."
+    "The text of a record's file: strict JSON, one field per line in alphabetical order."
     data = _plain(asdict(replace(record)))
-    lines = (f"  {json.dumps(k)}: {json.dumps(data[k], sort_keys=True, allow_nan=False)}" for k in sorted(data))
+    lines = (f"  {json.dumps(k)}: {json.dumps(data[k], allow_nan=False)}" for k in sorted(data))
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -233,7 +233,7 @@ def from_json(text: str) -> Record:  # raises ValueError for anything that is no
 def _named_float(value: Any) -> Any:
     return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
-# %% ../nbs/90_ledger.ipynb #46daf9c1
+# %% ../nbs/90_ledger.ipynb #e93558ce
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -268,7 +268,7 @@ def _publish(text: str, folder: Path, stem: str) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
 
-# %% ../nbs/90_ledger.ipynb #3baf3df0
+# %% ../nbs/90_ledger.ipynb #575c2ba5
 def write_root() -> Path:
     "The folder that new records go to."
     named, root = os.environ.get("PCL_RESULTS"), checkout()
@@ -283,7 +283,7 @@ def read_roots() -> list[Path]:
         return [write_root()]
     return [Path(pcl.__file__).resolve().parent / "results", write_root()]
 
-# %% ../nbs/90_ledger.ipynb #9ea09426
+# %% ../nbs/90_ledger.ipynb #b2b5ac6b
 class LedgerError(OSError):
     "A record could not be written where it belongs; the message says where it is now."
 
@@ -310,7 +310,7 @@ def write(
         "written to, or set PCL_RESULTS to one."
     )
 
-# %% ../nbs/90_ledger.ipynb #dfe496de
+# %% ../nbs/90_ledger.ipynb #d80ba971
 @dataclass(frozen=True)
 class Problem:
     "A file in the ledger that is not a record."
@@ -363,7 +363,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
         newest[r.key] = r
     return list(newest.values())
 
-# %% ../nbs/90_ledger.ipynb #ad009081
+# %% ../nbs/90_ledger.ipynb #ab2523dc
 @dataclass(frozen=True)
 class PaperEntry:
     "One published number, as printed, with its source."
@@ -405,7 +405,7 @@ def parse_cell(printed: str) -> tuple[str, float | None, float | None, float]:  
     stderr = float(cell["stderr"]) if cell["stderr"] else None
     return rule, float(cell["value"]), stderr, 0.5 * 10.0 ** -len(cell["digits"] or "")
 
-# %% ../nbs/90_ledger.ipynb #29ec41d9
+# %% ../nbs/90_ledger.ipynb #138b80fd
 @lru_cache(maxsize=1)
 def _paper_file() -> dict[str, Any]:
     root = checkout()
@@ -451,7 +451,7 @@ def paper_configs() -> dict[str, dict[str, Any]]:
     "Table 6 and the settings stated beside it, by name."
     return {c["name"]: dict(c) for c in _paper_file()["config"]}
 
-# %% ../nbs/90_ledger.ipynb #b057a00b
+# %% ../nbs/90_ledger.ipynb #e4533983
 RULES = {
     "value": "reproduced if the means differ by at most u + 2 sqrt((s + u)² + s'²): s and s' the two standard errors, "
              "u the rounding of the printed digits; 10 % of the printed value in place of 2s where no error is printed",
@@ -478,7 +478,7 @@ def tolerance(
         return entry.half_unit + math.hypot(0.1 * abs(entry.value), 2 * stderr)
     return entry.half_unit + 2 * math.hypot(entry.stderr + entry.half_unit, stderr)
 
-# %% ../nbs/90_ledger.ipynb #0f658c6f
+# %% ../nbs/90_ledger.ipynb #00ccc8fc
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no error for a single run
     "Mean and standard error over seeds."
     n = len(values)
@@ -516,7 +516,7 @@ def judge(
         return "differs", "a curve has fallen since half-way"
     return verdict, reason
 
-# %% ../nbs/90_ledger.ipynb #cdf2873a
+# %% ../nbs/90_ledger.ipynb #0e807005
 def _by_value(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
     return _compared(e, mean, tolerance(e, error))
 
@@ -556,7 +556,7 @@ def _by_choice(e: PaperEntry, values: Sequence[float], mean: float, error: float
 _RULE = {"value": _by_value, "at least": _by_bound, "magnitude": _by_magnitude, "diverges": _by_divergence,
          "trend": _by_trend, "choice": _by_choice}
 
-# %% ../nbs/90_ledger.ipynb #0818ce5b
+# %% ../nbs/90_ledger.ipynb #81af7050
 @dataclass(frozen=True)
 class ScoreRow:
     "One line of the scoreboard."
@@ -593,7 +593,7 @@ def _rank_correlation(values: Sequence[float]) -> float:
     norm = math.sqrt(sum((r - centre) ** 2 for r in ranks) * sum((i - centre) ** 2 for i in range(len(values))))
     return cov / norm if norm else 0.0
 
-# %% ../nbs/90_ledger.ipynb #df702c58
+# %% ../nbs/90_ledger.ipynb #f562c8be
 def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, list[Record]]]:
     "Our value for an entry, one per seed, with the runs it came from."
     mine = [r for r in runs if r.experiment == entry.experiment and entry.metric in r.metrics]
@@ -624,7 +624,7 @@ def _score(entry: PaperEntry, preset: str, found: Sequence[tuple[float, list[Rec
         entry.rule, reason, entry.title, entry.source, entry.note,
     )
 
-# %% ../nbs/90_ledger.ipynb #c5d72488
+# %% ../nbs/90_ledger.ipynb #bd7b4301
 def _own_row(runs: Sequence[Record], metric: str) -> ScoreRow:
     "A line for runs that no published cell speaks of."
     first = runs[0]
@@ -659,7 +659,7 @@ def scoreboard(
                 own.setdefault((r.experiment, r.row, r.preset, metric), []).append(r)
     return rows + [_own_row(own[key], key[3]) for key in sorted(own)]
 
-# %% ../nbs/90_ledger.ipynb #3bd040a8
+# %% ../nbs/90_ledger.ipynb #d28c46e8
 def format_ours(row: ScoreRow) -> str:
     "Our mean and standard error, with as many digits as the printed number has."
     if row.ours is None:
