@@ -8,7 +8,7 @@ __all__ = ['SCHEMA', 'RULES', 'DIVERGED', 'UNJUDGED', 'check_name', 'checkout', 
            'PaperEntry', 'parse_cell', 'paper_numbers', 'paper_configs', 'tolerance', 'mean_and_error', 'judge',
            'ScoreRow', 'scoreboard', 'format_ours', 'format_seconds', 'counts', 'report_text', 'report_json']
 
-# %% ../nbs/90_ledger.ipynb #b918c201
+# %% ../nbs/90_ledger.ipynb #dbc9e552
 import errno
 import json
 import math
@@ -29,7 +29,7 @@ from typing import Any
 
 import pcl
 
-# %% ../nbs/90_ledger.ipynb #d4cc7e86
+# %% ../nbs/90_ledger.ipynb #5d9a0b82
 SCHEMA = 1  # raise it when a field changes its meaning
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._=+]|-(?!-)){0,63}")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -46,7 +46,7 @@ def check_name(
         )
     return value
 
-# %% ../nbs/90_ledger.ipynb #35c577ae
+# %% ../nbs/90_ledger.ipynb #ba379008
 def _number(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{field} must be a number, got {value!r}; call .item() on tensors and arrays")
@@ -75,7 +75,7 @@ def _text(field: str, value: object) -> str:
         raise ValueError(f"{field} must be non-empty text, got {value!r}")
     return value
 
-# %% ../nbs/90_ledger.ipynb #a844cd5a
+# %% ../nbs/90_ledger.ipynb #be566746
 def checkout() -> Path | None:
     "The source checkout that `pcl` is imported from, or None for an installed package."
     root = Path(pcl.__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def revision() -> str:
         pass  # no git, no repository, or one that is not ours to read: the version still identifies a release
     return f"pcl-{pcl.__version__}"
 
-# %% ../nbs/90_ledger.ipynb #f8b28830
+# %% ../nbs/90_ledger.ipynb #1672f40a
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
@@ -146,7 +146,7 @@ class Record:
         "Runs with the same key are repetitions; the latest counts."
         return self.experiment, self.row, self.preset, self.seed
 
-# %% ../nbs/90_ledger.ipynb #13d50c0e
+# %% ../nbs/90_ledger.ipynb #9617473e
 def _checked(r: Record) -> dict[str, Any]:
     "Every field of `r`, checked and copied; the error names the field."
     if type(r.schema) is not int or r.schema != SCHEMA:
@@ -193,7 +193,7 @@ def _utc(value: object) -> str:
         raise ValueError(f"created must be in UTC (+00:00), got {text!r}")
     return text
 
-# %% ../nbs/90_ledger.ipynb #e9266426
+# %% ../nbs/90_ledger.ipynb #942b91d5
 def _plain(value: Any) -> Any:
     "Replace non-finite floats by their names, at any depth."
     if isinstance(value, float) and not math.isfinite(value):
@@ -233,7 +233,7 @@ def from_json(text: str) -> Record:  # raises ValueError for anything that is no
 def _named_float(value: Any) -> Any:
     return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
-# %% ../nbs/90_ledger.ipynb #e93558ce
+# %% ../nbs/90_ledger.ipynb #814df675
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -268,7 +268,7 @@ def _publish(text: str, folder: Path, stem: str) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
 
-# %% ../nbs/90_ledger.ipynb #575c2ba5
+# %% ../nbs/90_ledger.ipynb #cc4c7d56
 def write_root() -> Path:
     "The folder that new records go to."
     named, root = os.environ.get("PCL_RESULTS"), checkout()
@@ -283,7 +283,7 @@ def read_roots() -> list[Path]:
         return [write_root()]
     return [Path(pcl.__file__).resolve().parent / "results", write_root()]
 
-# %% ../nbs/90_ledger.ipynb #b2b5ac6b
+# %% ../nbs/90_ledger.ipynb #12a20922
 class LedgerError(OSError):
     "A record could not be written where it belongs; the message says where it is now."
 
@@ -310,7 +310,7 @@ def write(
         "written to, or set PCL_RESULTS to one."
     )
 
-# %% ../nbs/90_ledger.ipynb #d80ba971
+# %% ../nbs/90_ledger.ipynb #6124cb2e
 @dataclass(frozen=True)
 class Problem:
     "A file in the ledger that is not a record."
@@ -363,7 +363,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
         newest[r.key] = r
     return list(newest.values())
 
-# %% ../nbs/90_ledger.ipynb #ab2523dc
+# %% ../nbs/90_ledger.ipynb #dec3088d
 @dataclass(frozen=True)
 class PaperEntry:
     "One published number, as printed, with its source."
@@ -405,7 +405,7 @@ def parse_cell(printed: str) -> tuple[str, float | None, float | None, float]:  
     stderr = float(cell["stderr"]) if cell["stderr"] else None
     return rule, float(cell["value"]), stderr, 0.5 * 10.0 ** -len(cell["digits"] or "")
 
-# %% ../nbs/90_ledger.ipynb #138b80fd
+# %% ../nbs/90_ledger.ipynb #63f17583
 @lru_cache(maxsize=1)
 def _paper_file() -> dict[str, Any]:
     root = checkout()
@@ -451,7 +451,7 @@ def paper_configs() -> dict[str, dict[str, Any]]:
     "Table 6 and the settings stated beside it, by name."
     return {c["name"]: dict(c) for c in _paper_file()["config"]}
 
-# %% ../nbs/90_ledger.ipynb #e4533983
+# %% ../nbs/90_ledger.ipynb #35597ad7
 RULES = {
     "value": "reproduced if the means differ by at most u + 2 sqrt((s + u)² + s'²): s and s' the two standard errors, "
              "u the rounding of the printed digits; 10 % of the printed value in place of 2s where no error is printed",
@@ -478,7 +478,7 @@ def tolerance(
         return entry.half_unit + math.hypot(0.1 * abs(entry.value), 2 * stderr)
     return entry.half_unit + 2 * math.hypot(entry.stderr + entry.half_unit, stderr)
 
-# %% ../nbs/90_ledger.ipynb #00ccc8fc
+# %% ../nbs/90_ledger.ipynb #eed84f88
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no error for a single run
     "Mean and standard error over seeds."
     n = len(values)
@@ -516,7 +516,7 @@ def judge(
         return "differs", "a curve has fallen since half-way"
     return verdict, reason
 
-# %% ../nbs/90_ledger.ipynb #0e807005
+# %% ../nbs/90_ledger.ipynb #538f7dae
 def _by_value(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
     return _compared(e, mean, tolerance(e, error))
 
@@ -556,7 +556,7 @@ def _by_choice(e: PaperEntry, values: Sequence[float], mean: float, error: float
 _RULE = {"value": _by_value, "at least": _by_bound, "magnitude": _by_magnitude, "diverges": _by_divergence,
          "trend": _by_trend, "choice": _by_choice}
 
-# %% ../nbs/90_ledger.ipynb #81af7050
+# %% ../nbs/90_ledger.ipynb #28e4ea99
 @dataclass(frozen=True)
 class ScoreRow:
     "One line of the scoreboard."
@@ -593,7 +593,7 @@ def _rank_correlation(values: Sequence[float]) -> float:
     norm = math.sqrt(sum((r - centre) ** 2 for r in ranks) * sum((i - centre) ** 2 for i in range(len(values))))
     return cov / norm if norm else 0.0
 
-# %% ../nbs/90_ledger.ipynb #f562c8be
+# %% ../nbs/90_ledger.ipynb #b3d7825d
 def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, list[Record]]]:
     "Our value for an entry, one per seed, with the runs it came from."
     mine = [r for r in runs if r.experiment == entry.experiment and entry.metric in r.metrics]
@@ -624,7 +624,7 @@ def _score(entry: PaperEntry, preset: str, found: Sequence[tuple[float, list[Rec
         entry.rule, reason, entry.title, entry.source, entry.note,
     )
 
-# %% ../nbs/90_ledger.ipynb #bd7b4301
+# %% ../nbs/90_ledger.ipynb #2044cf31
 def _own_row(runs: Sequence[Record], metric: str) -> ScoreRow:
     "A line for runs that no published cell speaks of."
     first = runs[0]
@@ -659,7 +659,7 @@ def scoreboard(
                 own.setdefault((r.experiment, r.row, r.preset, metric), []).append(r)
     return rows + [_own_row(own[key], key[3]) for key in sorted(own)]
 
-# %% ../nbs/90_ledger.ipynb #d28c46e8
+# %% ../nbs/90_ledger.ipynb #8e69b49b
 def format_ours(row: ScoreRow) -> str:
     "Our mean and standard error, with as many digits as the printed number has."
     if row.ours is None:
