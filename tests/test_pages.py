@@ -1,11 +1,13 @@
 """The book's pages: citations resolve, pages of the table of contents exist, and the citation file is complete."""
 
+import ast
 import json
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -80,6 +82,16 @@ def test_citation_file_names_this_work_and_the_paper() -> None:
         assert {"type", "title", "authors", "year"} <= set(reference)
     titles = [reference["title"] for reference in citation["references"]]
     assert any(title.startswith("Probabilistic Contrastive Learning Recovers") for title in titles)
+
+
+def test_the_example_on_the_root_page_runs() -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```", prose(ROOT / "intro.md"), re.MULTILINE | re.DOTALL)
+    *statements, last = ast.parse(example).body
+    assert isinstance(last, ast.Expr)
+    names: dict[str, object] = {}
+    exec(compile(ast.Module(statements, []), "intro.md", "exec"), names)
+    value = eval(compile(ast.Expression(last.value), "intro.md", "eval"), names)
+    assert isinstance(value, torch.Tensor) and value.isfinite().all()
 
 
 def test_figures_in_markdown_have_alt_text() -> None:
