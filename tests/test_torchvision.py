@@ -24,7 +24,7 @@ def test_torchvision_and_timm_import_after_it() -> None:
 import torch, pcl._torchvision, torchvision, timm
 from torchvision.transforms import v2
 assert v2.CenterCrop(2)(torch.zeros(3, 4, 4)).shape == (3, 2, 2)
-assert timm.create_model("resnet10t", pretrained=False, num_classes=0)(torch.zeros(1, 3, 32, 32)).shape == (1, 512)
+assert timm.create_model("resnet10t", pretrained=False, num_classes=0).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 512)
 """
     python(code)
 
