@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['mlp', 'paper_widths', 'SphereEncoder', 'mlp_encoder', 'set_kappa_range']
 
-# %% ../nbs/22_encoders.ipynb #12a5784e
+# %% ../nbs/22_encoders.ipynb #7ee981d4
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from .vmf import VonMisesFisher
 
-# %% ../nbs/22_encoders.ipynb #c9ecf703
+# %% ../nbs/22_encoders.ipynb #452a48c1
 def mlp(
     widths: Sequence[int],  # features in, hidden widths, features out
 ) -> nn.Sequential:
@@ -22,7 +23,7 @@ def mlp(
     if len(widths) < 2 or min(widths) < 1:
         raise ValueError(f"widths must name at least the input and the output, all positive; got {list(widths)}")
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.LeakyReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -34,7 +35,7 @@ def paper_widths(
     """Hidden widths of the paper's encoder (appendix B.1): six hidden layers between narrower ends."""
     return [features, 10 * dim, *[50 * dim] * 5, 10 * dim]
 
-# %% ../nbs/22_encoders.ipynb #5c019c67
+# %% ../nbs/22_encoders.ipynb #f8534e73
 class SphereEncoder(nn.Module):
     """Maps observations to von Mises-Fisher posteriors, by two networks or by two heads on one."""
 
@@ -69,7 +70,7 @@ def mlp_encoder(
         return SphereEncoder(mlp([*body, dim]), mlp([*body, 1]))
     return SphereEncoder(nn.Linear(body[-1], dim), nn.Linear(body[-1], 1), nn.Sequential(mlp(body), nn.LeakyReLU()))
 
-# %% ../nbs/22_encoders.ipynb #aa365efc
+# %% ../nbs/22_encoders.ipynb #6cc72a9f
 @torch.no_grad()
 def set_kappa_range(
     encoder: SphereEncoder,  # changed in place
