@@ -1,18 +1,19 @@
 """Sampling speed of `VonMisesFisher` beside its peers, in one interleaved run.
 
-Each row gives seconds for the same number of draws: ours, the peer's and their ratio (peer / ours, so above 1 we are faster).
-The bar is the ratio to reach; for bare `torch.randn` there is no bar, the ratio is the fraction of that floor reached.
+Each row gives seconds for the same number of draws: ours, the peer's and their ratio (peer / ours: above 1 we are
+faster). The bar is the ratio to reach; for bare `torch.randn` there is none, the ratio is the fraction of that floor.
 """
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from power_spherical import PowerSpherical
 
 from pcl.vmf import VonMisesFisher, published_sample
 
-CASES = ((512, 512, 10, 20.0, 5.0), (64, 512, 128, 200.0, 2.0))  # draws, batch, dim, kappa, bar against the classic loop
+CASES = ((512, 512, 10, 20.0, 5.0), (64, 512, 128, 200.0, 2.0))  # draws, batch, dim, kappa, bar for the classic loop
 
 
 def _interleaved(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -27,23 +28,24 @@ def _interleaved(calls: dict[str, Callable[[], object]], rounds: int) -> dict[st
     return best
 
 
-def rows(rounds: int = 9) -> list[dict[str, object]]:
+def _calls(draws: int, batch: int, dim: int, kappa: float) -> dict[str, Callable[[], object]]:
+    """The same draws by every peer."""
+    loc = torch.nn.functional.normalize(torch.randn(batch, dim, generator=torch.Generator().manual_seed(0)), dim=-1)
+    concentration = torch.full((batch,), kappa)
+    ours, light = VonMisesFisher(loc, concentration), PowerSpherical(loc, concentration)
+    return {
+        "ours": lambda: ours.sample((draws,)),
+        "classic rejection loop": lambda: published_sample(loc, concentration, draws),
+        "power_spherical": lambda: light.sample((draws,)),
+        "torch.randn (floor)": lambda: torch.randn(draws, batch, dim),
+    }
+
+
+def rows(rounds: int = 9) -> list[dict[str, Any]]:
     """Timings of all cases."""
-    table: list[dict[str, object]] = []
+    table = []
     for draws, batch, dim, kappa, bar in CASES:
-        loc = torch.nn.functional.normalize(torch.randn(batch, dim, generator=torch.Generator().manual_seed(0)), dim=-1)
-        concentration = torch.full((batch,), kappa)
-        ours = VonMisesFisher(loc, concentration)
-        light = PowerSpherical(loc, concentration)
-        best = _interleaved(
-            {
-                "ours": lambda ours=ours, draws=draws: ours.sample((draws,)),
-                "classic rejection loop": lambda loc=loc, k=concentration, draws=draws: published_sample(loc, k, draws),
-                "power_spherical": lambda light=light, draws=draws: light.sample((draws,)),
-                "torch.randn (floor)": lambda shape=(draws, batch, dim): torch.randn(shape),
-            },
-            rounds,
-        )
+        best = _interleaved(_calls(draws, batch, dim, kappa), rounds)
         bars = {"classic rejection loop": bar, "power_spherical": 1.0, "torch.randn (floor)": None}
         for peer, goal in bars.items():
             table.append(

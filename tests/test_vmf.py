@@ -33,8 +33,8 @@ def gaps(z: Tensor, loc: Tensor) -> Tensor:
     return (z.double() - loc.double()).square().sum(-1) / 2
 
 
-def theta_rule(dim: int, kappa: float, nodes: int = 400) -> tuple[Tensor, Tensor]:
-    """Nodes (gaps) and weights of a Gauss-Legendre rule in the angle over all but 1e-17 of the mass."""
+def theta_rule(dim: int, kappa: float, nodes: int = 400) -> tuple[Tensor, Tensor, float]:
+    """Gaps and weights of a Gauss-Legendre rule in the angle over all but 1e-17 of the mass, and the smallest gap."""
     k = torch.tensor([kappa], dtype=F64)
     b = module._contraction(dim, k)
     pivot = 2 * b / (1 + b)
@@ -43,7 +43,8 @@ def theta_rule(dim: int, kappa: float, nodes: int = 400) -> tuple[Tensor, Tensor
     middle = 2 * torch.atan2(pivot.sqrt(), (2 - pivot).sqrt())
     x, w = torch.tensor(module._legendre(nodes), dtype=F64).unbind(-1)
     angle = middle + inner + (outer - inner) * x
-    return 2 * torch.sin(angle / 2) ** 2, w * (outer - inner) * torch.sin(angle)
+    start = float(2 * torch.sin((middle + inner) / 2) ** 2)
+    return 2 * torch.sin(angle / 2) ** 2, w * (outer - inner) * torch.sin(angle), start
 
 
 # ---- sampling
@@ -106,8 +107,9 @@ def test_generator_makes_draws_reproducible_and_leaves_the_global_state_alone() 
 
 
 def test_a_generator_that_returns_zeros_still_gives_unit_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    vmf = VonMisesFisher(direction(5), 2.0)
     monkeypatch.setattr(torch, "randn", lambda *size, generator, **kwargs: torch.zeros(*size, **kwargs))
-    z = VonMisesFisher(direction(5), 2.0).sample((3,))
+    z = vmf.sample((3,))
     assert float((z.norm(dim=-1) - 1).abs().max()) < 1e-12
 
 
@@ -132,7 +134,7 @@ def test_extreme_concentrations() -> None:
 @pytest.mark.parametrize("dim", (2, 3, 4, 5, 10, 64, 512, 8192))
 @pytest.mark.parametrize("kappa", (0.1, 1.0, 20.0, 1e3, 1e6))
 def test_moving_quantiles_integrate_to_the_derivatives_of_moments(dim: int, kappa: float) -> None:
-    gap, weight = theta_rule(dim, kappa)
+    gap, weight, _ = theta_rule(dim, kappa)
     k = torch.tensor(kappa, dtype=F64, requires_grad=True)
     _, _, density, speed = module._cosine_law(dim, k.detach(), gap)
     mass = weight * density
@@ -146,7 +148,7 @@ def test_moving_quantiles_integrate_to_the_derivatives_of_moments(dim: int, kapp
     torch.testing.assert_close((mass * -2 * gap * speed).sum(), by_family, rtol=1e-8, atol=0)
 
 
-@pytest.mark.parametrize(("dim", "kappa"), ((2, 0.5), (3, 2.0), (5, 2.0), (10, 20.0), (64, 20.0)))
+@pytest.mark.parametrize(("dim", "kappa"), ((2, 5.0), (3, 4.0), (5, 2.0), (10, 20.0), (64, 20.0)))
 @pytest.mark.parametrize("dtype", (torch.float32, F64))
 def test_sampled_gradients_of_the_cosine_are_unbiased(dim: int, kappa: float, dtype: torch.dtype) -> None:
     rows, draws = 400, 400 if dim == 64 else 1000
@@ -161,8 +163,7 @@ def test_sampled_gradients_of_the_cosine_are_unbiased(dim: int, kappa: float, dt
         grad = grad.double()
         error = float(grad.std()) / math.sqrt(rows)
         assert abs(float(grad.mean() - slope)) < 3 * error
-        if 2 * error < 0.004 * abs(float(slope)):  # where this many draws can resolve it
-            assert abs(float(grad.mean() / slope) - 1) < 0.005
+        assert abs(float(grad.mean() / slope) - 1) < 0.005
 
 
 @pytest.mark.parametrize(("dim", "kappa"), ((2, 2.0), (3, 1.0), (5, 4.0), (10, 20.0)))
@@ -196,10 +197,11 @@ def test_the_published_pathwise_gradient_is_biased_and_its_law_wrong() -> None:
 
 def test_second_derivatives_of_samples_are_refused() -> None:
     kappa = torch.tensor(3.0, requires_grad=True)
-    z = VonMisesFisher(direction(4, dtype=torch.float32), kappa).rsample((2,))
-    (grad,) = torch.autograd.grad(z.sum(), kappa, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grad.backward()
+    vmf = VonMisesFisher(direction(4, dtype=torch.float32), kappa)
+    for first in (vmf.rsample((2,)).sum(), vmf.rsample((2,)).square().sum(), vmf.cosine_cdf(0.3), vmf.cosine_icdf(0.3)):
+        (grad,) = torch.autograd.grad(first, kappa, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiable once"):
+            grad.backward()
 
 
 # ---- the law of the cosine
@@ -208,17 +210,15 @@ def test_second_derivatives_of_samples_are_refused() -> None:
 @pytest.mark.parametrize("dim", (2, 3, 10, 64, 512, 8192))
 @pytest.mark.parametrize("kappa", (0.0, 0.1, 1.0, 20.0, 1e3, 1e6))
 def test_cdf_agrees_with_quadrature_of_the_density(dim: int, kappa: float) -> None:
-    gap, weight = theta_rule(dim, kappa)
+    gap, weight, below = theta_rule(dim, kappa)
     centre = float(gap[len(gap) // 2])
     log_f = (dim - 3) / 2 * torch.log((gap / centre) * (2 - gap) / (2 - centre)) - kappa * (gap - centre)
     mass = weight * torch.exp(log_f)
     mean, second = ((mass * gap**p).sum() / mass.sum() for p in (1, 2))
     # E[y] = int P(y > s) ds and E[y^2] = 2 int s P(y > s) ds test the cdf at every node
     lower, upper, *_ = module._cosine_law(dim, torch.tensor(kappa, dtype=F64), gap)
-    jacobian = weight  # d gap = sin(angle) d angle
-    below = float(gap[0]) if dim > 2 else 0.0
-    torch.testing.assert_close((jacobian * lower).sum() + below, mean, rtol=2e-9, atol=0)
-    torch.testing.assert_close(2 * (jacobian * gap * lower).sum() + below**2, second, rtol=2e-9, atol=0)
+    torch.testing.assert_close((weight * lower).sum() + below, mean, rtol=1e-11, atol=0)
+    torch.testing.assert_close(2 * (weight * gap * lower).sum() + below**2, second, rtol=1e-11, atol=0)
     torch.testing.assert_close(lower + upper, torch.ones_like(lower), rtol=0, atol=1e-14)
 
 
@@ -247,7 +247,7 @@ def test_quantile_edges_and_tiny_levels() -> None:
     vmf = VonMisesFisher(torch.eye(10, dtype=F64)[0], 20.0)
     assert vmf.cosine_icdf(0.0) == -1 and vmf.cosine_icdf(1.0) == 1
     assert vmf.credible_cosine(0.0) == 1 and vmf.credible_cosine(1.0) == -1
-    assert vmf.cosine_cdf(-1.0) == 0 and vmf.cosine_cdf(1.0) == 1 and vmf.cosine_cdf(-3.0) == 0 and vmf.cosine_cdf(3.0) == 1
+    assert [float(vmf.cosine_cdf(t)) for t in (-3.0, -1.0, 1.0, 3.0)] == [0, 0, 1, 1]
     tiny = vmf.credible_cosine(torch.tensor(1e-18, dtype=F64))  # 1 - 1e-18 rounds to 1: only the upper tail knows it
     _, upper, *_ = module._cosine_law(10, torch.tensor(20.0, dtype=F64), 1 - tiny)
     assert float(upper) == pytest.approx(1e-18, rel=1e-8)
@@ -301,7 +301,7 @@ def test_density_is_rotation_equivariant_and_normalised(dim: int, log_kappa: flo
     turned = VonMisesFisher(normalize(loc @ rotation, dim=-1), kappa).log_prob(normalize(z @ rotation, dim=-1))
     torch.testing.assert_close(turned, vmf.log_prob(z), rtol=1e-9, atol=1e-9 * max(1.0, kappa))
     # int p = |S^(D-2)| int f(w) dw = 1
-    gap, weight = theta_rule(dim, kappa)
+    gap, weight, _ = theta_rule(dim, kappa)
     tangent = torch.eye(dim, dtype=F64)[1] if abs(float(loc[1])) < 0.9 else torch.eye(dim, dtype=F64)[0]
     tangent = normalize(tangent - (tangent @ loc) * loc, dim=-1)
     points = (1 - gap)[:, None] * loc + torch.sqrt(gap * (2 - gap))[:, None] * tangent
@@ -376,7 +376,8 @@ def test_divergence_is_non_negative_and_consistent(dim: int, a: float, b: float,
     torch.testing.assert_close(kl_divergence(p, q), definition.clamp(min=0), rtol=1e-9, atol=1e-9)
     assert float(kl_divergence(p, p)) == 0
     flat = VonMisesFisher(q.loc, 0.0)
-    torch.testing.assert_close(kl_divergence(p, flat), kl_divergence(p, HypersphericalUniform(dim)), rtol=1e-9, atol=1e-9)
+    uniform = HypersphericalUniform(dim)
+    torch.testing.assert_close(kl_divergence(p, flat), kl_divergence(p, uniform), rtol=1e-9, atol=1e-9)
 
 
 def test_divergence_of_points() -> None:
@@ -439,7 +440,7 @@ def test_fit_limits() -> None:
 
 
 def test_fit_is_differentiable() -> None:
-    z = VonMisesFisher(direction(4), 5.0).sample((6,), generator=seeded(2))
+    z = VonMisesFisher(direction(4), 5.0).sample((3,), generator=seeded(2))
     raw = z.clone().requires_grad_()
     assert torch.autograd.gradcheck(lambda x: fit(normalize(x, dim=-1)).concentration, (raw,), rtol=1e-4)
     assert torch.autograd.gradcheck(lambda x: fit(normalize(x, dim=-1)).loc, (raw,), rtol=1e-4)
@@ -506,7 +507,7 @@ def test_bad_arguments_of_methods() -> None:
     vmf = VonMisesFisher(LOC.expand(3, 2), 1.0)
     with pytest.raises(ValueError, match=r"value must have shape \(..., 2\)"):
         vmf.log_prob(torch.ones(3) / math.sqrt(3))
-    with pytest.raises(ValueError, match="value of shape .* does not broadcast"):
+    with pytest.raises(ValueError, match=r"value of shape .* does not broadcast"):
         vmf.log_prob(LOC.expand(4, 2))
     with pytest.raises(TypeError, match="value must be a floating-point tensor"):
         vmf.log_prob(torch.tensor([1, 0]))
@@ -516,7 +517,7 @@ def test_bad_arguments_of_methods() -> None:
         vmf.credible_cosine(math.nan)
     with pytest.raises(TypeError, match="t must be a floating-point tensor"):
         vmf.cosine_cdf(torch.tensor(0))
-    with pytest.raises(ValueError, match="t of shape .* does not broadcast"):
+    with pytest.raises(ValueError, match=r"t of shape .* does not broadcast"):
         vmf.cosine_cdf(torch.zeros(4))
     with pytest.raises(ValueError, match="same dimension"):
         kl_divergence(vmf, VonMisesFisher(direction(3), 1.0))
