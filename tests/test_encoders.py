@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
-
 from pcl.encoders import SphereEncoder, mlp, mlp_encoder, set_kappa_range
+from torch import nn
 
 
 @pytest.mark.parametrize("shared", [False, True])
