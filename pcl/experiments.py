@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'EXPERIMENTS', 'QUICK', 'Outcome', 'Experiment', 'register', 'UnknownName', 'lookup', 'Job', 'jobs',
-           'pending', 'run_job', 'run', 'measure_sampler', 'measure_marginal']
+           'pending', 'run_job', 'run', 'results_of', 'measure_sampler', 'measure_marginal']
 
-# %% ../nbs/91_experiments.ipynb #65d65f4f
+# %% ../nbs/91_experiments.ipynb #db15d2b4
 import difflib
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ import torch
 
 from .bessel import bessel_ratio
 from .kernels import log_marginal
-from .ledger import Record, read, write
+from .ledger import Record, latest, read, write
 from .vmf import VonMisesFisher, published_cosine
 
-# %% ../nbs/91_experiments.ipynb #76ca1b13
+# %% ../nbs/91_experiments.ipynb #57f4465a
 PRESETS = ("smoke", "cpu", "paper")  # for tests; for the recorded results; for a GPU and the paper's own sizes
 
 
@@ -54,7 +55,7 @@ def register(experiment: Experiment) -> None:
         raise ValueError(f"an experiment called {experiment.name!r} exists already; choose another name")
     EXPERIMENTS[experiment.name] = experiment
 
-# %% ../nbs/91_experiments.ipynb #d6a65035
+# %% ../nbs/91_experiments.ipynb #f89959eb
 class UnknownName(ValueError):
     """A name that is not known; the message offers the nearest one that is."""
 
@@ -80,7 +81,7 @@ def lookup(
         raise UnknownName(kind, name, known)
     return known[name]
 
-# %% ../nbs/91_experiments.ipynb #9c55b83a
+# %% ../nbs/91_experiments.ipynb #de96afa5
 @dataclass(frozen=True)
 class Job:
     """One run to be done."""
@@ -125,7 +126,7 @@ def pending(todo: Iterable[Job], records: Iterable[Record]) -> list[Job]:
     done = {record.key for record in records}
     return [job for job in todo if job.key not in done]
 
-# %% ../nbs/91_experiments.ipynb #f5b688ed
+# %% ../nbs/91_experiments.ipynb #ba0facbf
 def run_job(job: Job) -> Record:
     """Run one job and return its record, unwritten."""
     config = job.config()
@@ -152,7 +153,17 @@ def run(
         write(record)
         yield job, record
 
-# %% ../nbs/91_experiments.ipynb #3b7932bb
+# %% ../nbs/91_experiments.ipynb #1aad0b26
+def results_of(
+    name: str,  # an experiment
+    preset: str = "cpu",
+) -> list[Record]:
+    """The recorded runs of an experiment, the latest of each; with PCL_RERUN=1 they are run now, and not recorded."""
+    if os.environ.get("PCL_RERUN") == "1":
+        return [run_job(job) for job in jobs(name, preset=preset)]
+    return [r for r in latest(read().records) if r.experiment == name and r.preset == preset]
+
+# %% ../nbs/91_experiments.ipynb #c56a1c34
 def measure_sampler(config: Mapping[str, Any], seed: int) -> Outcome:
     """Mean cosine to the mode of our draws and of the published rule's, against the exact value."""
     dim, kappa, n = config["dim"], torch.tensor(float(config["kappa"]), dtype=torch.float64), config["n_draws"]
@@ -178,7 +189,7 @@ register(
     )
 )
 
-# %% ../nbs/91_experiments.ipynb #fbb49aae
+# %% ../nbs/91_experiments.ipynb #9f8d6465
 def measure_marginal(config: Mapping[str, Any], seed: int) -> Outcome:
     """A Monte-Carlo estimate of the marginal S h, against its closed form."""
     dim, t, n = config["dim"], config["cosine"], config["n_draws"]
@@ -205,5 +216,5 @@ register(
     )
 )
 
-# %% ../nbs/91_experiments.ipynb #bc55fd68
+# %% ../nbs/91_experiments.ipynb #5335d331
 QUICK = ("sampler", "marginal")  # what `make reproduce` runs
