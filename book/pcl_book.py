@@ -17,8 +17,11 @@ TAG_OF_VALUE = {
     ("include", "false"): "remove-cell",
     ("code-fold", "true"): "hide-input",
 }
+# Lines of the theme that only matter online: a font preload that a page opened from disk may not make (the icons are drawn by
+# script), and thebe, which is declared twice and would fetch itself from a server.
+ONLINE_ONLY = re.compile(r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphinx-thebe\.).*\n', re.MULTILINE)
 RUN_NOTE = (
-    ":::{{note}}\n:class: pcl-run\n"
+    ":::{{container}} pcl-run\n"
     "Run this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. It reads recorded results; start Jupyter with the "
     "environment variable `PCL_RERUN=1` to run its experiments for real.\n:::"
 )
@@ -63,17 +66,24 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     source[0] = json.dumps(notebook)
 
 
-def on_build_finished(app: Any, exception: Exception | None) -> None:
+def copy_mathjax(outdir: Path) -> None:
     """Copy MathJax from the installed package, so that no page asks the network for it."""
-    if exception is not None or app.builder.format != "html":
-        return
     # The package's name has hyphens in it, so it can be found but not imported by name.
     spec = importlib.util.find_spec("sphinx-mathjax-offline")
     if spec is None or spec.origin is None:
         raise RuntimeError("sphinx-mathjax-offline is not installed: pip install -c constraints.txt -e '.[book]'")
-    target = Path(app.outdir) / "_static" / "vendor"
+    target = outdir / "_static" / "vendor"
     target.mkdir(parents=True, exist_ok=True)
     shutil.copy(Path(spec.origin).parent / "static" / "mathjax" / "tex-svg-full.js", target)
+
+
+def on_build_finished(app: Any, exception: Exception | None) -> None:
+    """Make the pages complete offline."""
+    if exception is not None or app.builder.format != "html":
+        return
+    copy_mathjax(Path(app.outdir))
+    for page in Path(app.outdir).rglob("*.html"):
+        page.write_text(ONLINE_ONLY.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['debye_slopes', 'bessel_ratio', 'log_iv', 'log_sphere_area', 'log_normalizer']
 
-# %% ../nbs/01_bessel.ipynb #2fd1d526
+# %% ../nbs/01_bessel.ipynb #fc4c4556
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 _ORDER_FLOOR = 32  # the expansion starts at this order or above: the first neglected term is then below 1e-14
-_DEBYE_TERMS = 8
+_DEBYE_TERMS = 9
 _CHUNK = 1 << 16  # elements per pass on a CPU: the working set stays in cache
 _KAPPA_CAP = 1e150  # squares must not overflow; beyond it the ratio is 1 to the last bit
 
-# %% ../nbs/01_bessel.ipynb #3e16997f
+# %% ../nbs/01_bessel.ipynb #18f685e1
 def debye_slopes(terms: int) -> list[list[Fraction]]:  # one list of coefficients of p^0, p^1, ... per power of 1/order
     "Exact coefficients of w_1, ..., w_terms, the slopes in p of the logarithm of Debye's series."
     slopes = [[Fraction(1, 8), Fraction(0), Fraction(-5, 8)]]
@@ -42,79 +42,82 @@ def _times_half_p2_1mp2(poly: list[Fraction]) -> list[Fraction]:
     zero = [Fraction(0)]
     return [(x - y) / 2 for x, y in zip(zero * 2 + poly + zero * 2, zero * 4 + poly, strict=True)]
 
-# %% ../nbs/01_bessel.ipynb #6db66107
+# %% ../nbs/01_bessel.ipynb #e7f026d6
 @cache
-def _debye_tables() -> tuple[Tensor, Tensor]:
-    "Tables [power of p, power of 1/order] of B(p) = p/2 + p^2 w(p) and of S(p) = (T(p) - T(1)) / (p - 1), T' = w."
-    slopes = debye_slopes(_DEBYE_TERMS)
-    bend = torch.zeros(3 * _DEBYE_TERMS + 2, _DEBYE_TERMS + 1, dtype=torch.float64)
-    tail = torch.zeros(3 * _DEBYE_TERMS, _DEBYE_TERMS + 1, dtype=torch.float64)
-    bend[1, 0] = 0.5
-    for j, slope in enumerate(slopes, start=1):
+def _debye_tables(device: torch.device) -> Tensor:
+    "Coefficients [power of p, B or S, power of 1/order]: B(p) = p/2 + p^2 T'(p), S(p) = (T(p) - T(1)) / (p - 1)."
+    table = torch.zeros(3 * _DEBYE_TERMS + 2, 2, _DEBYE_TERMS + 1, dtype=torch.float64)
+    table[1, 0, 0] = 0.5
+    for j, slope in enumerate(debye_slopes(_DEBYE_TERMS), start=1):
         integral = [c / (m + 1) for m, c in enumerate(slope)]
         for m in range(len(slope)):
-            bend[m + 2, j] = float(slope[m])
-            tail[m, j] = float(sum(integral[m:]))  # (p^m - 1) / (p - 1) = 1 + p + ... + p^(m-1)
-    return bend, tail
+            table[m + 2, 0, j] = float(slope[m])
+            table[m, 1, j] = float(sum(integral[m:]))  # (p^m - 1) / (p - 1) = 1 + p + ... + p^(m-1)
+    return table.to(device)
+
+# %% ../nbs/01_bessel.ipynb #b2b8ea95
+def _coefficients(order: Tensor) -> Tensor:  # [power of p, function, *shape of order]
+    "Coefficients of B and S in powers of p, one set per order."
+    table = _debye_tables(order.device)
+    inverse_powers = order.reshape(-1) ** -torch.arange(table.shape[-1], device=order.device).unsqueeze(-1)
+    return (table @ inverse_powers).reshape(table.shape[:2] + order.shape)
+
+# %% ../nbs/01_bessel.ipynb #bb15a17d
+def _horner(coefficients: Tensor, p: Tensor) -> Tensor:
+    "Values at `p` of the polynomials whose coefficients, lowest power first, fill the first dimension."
+    value, *rest = reversed(coefficients.unbind())
+    for c in rest:
+        value = torch.addcmul(c, value, p)
+    return value
 
 
-def _coefficients(table: Tensor, order: float | Tensor) -> list[Any]:
-    "Coefficients in p, lowest power first: numbers for one order, tensors of the shape of `order` for many."
-    powers = torch.arange(table.shape[1])
-    if isinstance(order, Tensor):
-        inverse = order.unsqueeze(-1) ** -powers.to(order.device)
-        return list((inverse @ table.T.to(order.device)).unbind(-1))
-    return (table @ order ** -powers.double()).tolist()
+def _derivative(coefficients: Tensor) -> Tensor:
+    "Coefficients of the derivative of a polynomial."
+    powers = torch.arange(1, len(coefficients), device=coefficients.device)
+    return coefficients[1:] * powers.view(-1, *(1,) * (coefficients.ndim - 1))
 
-
-def _horner(coefficients: list[Any], p: Tensor) -> Tensor:
-    "Value of the polynomial at `p`."
-    value = p * coefficients[-1]
-    for c in coefficients[-2:0:-1]:
-        value.add_(c).mul_(p)
-    return value.add_(coefficients[0])
-
-
-def _derivative(coefficients: list[Any]) -> list[Any]:
-    return [m * c for m, c in enumerate(coefficients)][1:]
-
-# %% ../nbs/01_bessel.ipynb #858229d9
-def _start(kappa: Tensor, order: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+# %% ../nbs/01_bessel.ipynb #4d9d312f
+def _start(kappa: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     "The root s = sqrt(order^2 + kappa^2), p = order / s and q = kappa / s."
     s = (kappa * kappa).add_(order * order).sqrt_()
-    p = s.reciprocal().mul_(order)
-    return s, p, kappa / s
+    return s, order / s, kappa / s
 
+# %% ../nbs/01_bessel.ipynb #44a20776
+def _descending(top: Tensor, steps: int) -> Tensor:
+    "The orders top, top - 1, ..., top - steps + 1, along a new first dimension."
+    return top - torch.arange(steps, device=top.device).view(-1, *(1,) * top.ndim)
 
-def _log_and_ratio(kappa: Tensor, nu: float | Tensor, steps: int) -> tuple[Tensor, Tensor]:
+# %% ../nbs/01_bessel.ipynb #64f434c7
+def _log_and_ratio(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     "log of 0F1(nu + 1; kappa^2 / 4) and the ratio I_{nu+1} / I_nu, in double precision."
     top = nu + steps
-    bend, tail = _debye_tables()
     capped = kappa.clamp(max=_KAPPA_CAP)
     s, p, q = _start(capped, top)
+    bend, tail = _horner(_coefficients(top), p)
     half = capped / (s + top)
     excess = half * capped  # s - order, without the cancellation
-    log = _horner(_coefficients(tail, top), p).mul_(excess).div_(s).neg_()
-    log.add_(half * kappa).sub_((excess / (2 * top)).log1p_().mul_(top))
-    log.add_((excess / top).log1p_().mul_(steps - 0.5))
+    log = (half * kappa).sub_(tail.mul_(excess).div_(s))
+    excess.div_(top)
+    log.sub_((excess / 2).log1p_().mul_(top)).add_(excess.log1p_(), alpha=steps - 0.5)
 
-    above = (1 + p).reciprocal_().sub_(_horner(_coefficients(bend, top), p).div_(top)).mul_(2 * (top + 1) / top)
+    above = (1 + p).reciprocal_().sub_(bend.div_(top)).mul_(2 * (top + 1) / top)
     here = torch.ones_like(p)
     weight = (q * q).mul_(top * top / 4)
-    for step in range(steps):
-        order = top - step
-        below = above.mul_(weight).mul_(1 / (order * (order + 1))).addcmul_(p, here)
-        above, here = here, below
+    orders = _descending(top, steps)
+    for scale in (1 / (orders * (orders + 1))).unbind():
+        above.mul_(weight).mul_(scale).addcmul_(p, here)
+        above, here = here, above
     ratio = q.mul_(above).div_(here).mul_(top / (2 * (nu + 1)))
+    ratio.clamp_(max=1).masked_fill_(kappa == math.inf, 1)  # rounding must not push a mean cosine above 1
     return log.add_(here.log_()), ratio
 
-
-def _ratio_slopes(kappa: Tensor, nu: float | Tensor, steps: int) -> tuple[Tensor, Tensor]:
+# %% ../nbs/01_bessel.ipynb #dc716432
+def _ratio_slopes(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     "First and second derivative of the ratio in kappa, in double precision."
     top = nu + steps
     kappa = kappa.clamp(max=_KAPPA_CAP)
     _, p, q = _start(kappa, top)
-    bend = _coefficients(_debye_tables()[0], top)
+    bend = _coefficients(top)[:, 0]
     bend1 = _derivative(bend)
     curve = (1 + p).reciprocal_()
     r0 = curve - _horner(bend, p) / top
@@ -125,19 +128,19 @@ def _ratio_slopes(kappa: Tensor, nu: float | Tensor, steps: int) -> tuple[Tensor
     first = p2 / top * (p * r0 - q2 * r1)
     second = -p * p2 * q / top**2 * (3 * p * r0 - (2 - 5 * p2) * r1 - p * q2 * r2)
     kappa2 = kappa * kappa
-    for step in range(steps):
-        order = top - step
-        denominator = 2 * order + kappa * ratio
-        bent = 2 * order - kappa2 * first
-        push = 2 * (ratio + kappa * first) * bent / denominator + 2 * kappa * first + kappa2 * second
+    for twice in (2 * _descending(top, steps)).unbind():
+        denominator = torch.addcmul(twice, kappa, ratio)
+        bent = torch.addcmul(twice, kappa2, first, value=-1)
+        push = kappa * first
+        push.add_((ratio + push).mul_(bent).div_(denominator)).mul_(2).addcmul_(kappa2, second).neg_()
         ratio = kappa / denominator
         denominator.square_()
-        first, second = bent / denominator, -push / denominator
+        first, second = bent.div_(denominator), push.div_(denominator)
     return first, second
 
-# %% ../nbs/01_bessel.ipynb #14ea2ebb
+# %% ../nbs/01_bessel.ipynb #643cac75
 def _in_chunks(
-    kernel: Callable[[Tensor, Any, int], tuple[Tensor, Tensor]],  # works in float64
+    kernel: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],  # works in float64
     kappa: Tensor,
     nu: Tensor,  # zero-dimensional, or broadcastable to kappa
 ) -> tuple[Tensor, Tensor]:  # of the shape and dtype of kappa
@@ -148,16 +151,15 @@ def _in_chunks(
         raise ValueError("nu must be finite and above -1")
     steps = max(0, math.ceil(_ORDER_FLOOR - float(nu.min()))) if nu.numel() else 0
     if nu.ndim or kappa.device.type != "cpu":
-        order = nu.to(kappa.device) if nu.ndim else float(nu)
-        first, second = kernel(kappa.double(), order, steps)
+        first, second = kernel(kappa.double(), nu.to(kappa.device), steps)
         return first.to(kappa.dtype), second.to(kappa.dtype)
     flat = kappa.reshape(-1)
     first, second = torch.empty_like(flat), torch.empty_like(flat)
     for low, high in pairwise([*range(0, flat.numel(), _CHUNK), flat.numel()]):
-        first[low:high], second[low:high] = kernel(flat[low:high].double(), float(nu), steps)
+        first[low:high], second[low:high] = kernel(flat[low:high].double(), nu.view(1), steps)
     return first.view(kappa.shape), second.view(kappa.shape)
 
-# %% ../nbs/01_bessel.ipynb #1988a9c6
+# %% ../nbs/01_bessel.ipynb #2dda56c0
 def _batched(function: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> Any:
     "The rule of an elementwise function under vmap: put the mapped dimension first and call it once."
     kappa = kappa.unsqueeze(0) if in_dims[0] is None else kappa.movedim(in_dims[0], 0)
@@ -167,7 +169,7 @@ def _batched(function: Any, in_dims: tuple[int | None, int | None], kappa: Tenso
         kappa = kappa.expand(torch.broadcast_shapes(kappa.shape, nu.shape))
     return function.apply(kappa, nu)
 
-
+# %% ../nbs/01_bessel.ipynb #7f8d3b78
 class _LogSeries(torch.autograd.Function):
     "(L, r): L = log 0F1(nu + 1; kappa^2 / 4) and its derivative, the Bessel ratio."
 
@@ -193,7 +195,7 @@ class _LogSeries(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
         return _batched(_LogSeries, in_dims, kappa, nu), (0, 0)
 
-
+# %% ../nbs/01_bessel.ipynb #6ef1fa7a
 class _RatioSlope(torch.autograd.Function):
     "(r', r''): the derivatives of the Bessel ratio in kappa; only the first can be differentiated again."
 
@@ -216,7 +218,7 @@ class _RatioSlope(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
         return _batched(_RatioSlope, in_dims, kappa, nu), (0, 0)
 
-# %% ../nbs/01_bessel.ipynb #7f3db707
+# %% ../nbs/01_bessel.ipynb #c7a547d5
 def _log_series(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "Checked (nu, kappa) of matching number of dimensions, with L and the ratio."
     kappa, nu = torch.as_tensor(kappa), torch.as_tensor(nu, dtype=torch.float64)
@@ -229,7 +231,7 @@ def _log_series(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tens
         nu = nu.view((1,) * (kappa.ndim - nu.ndim) + nu.shape)
     return nu, kappa, *_LogSeries.apply(kappa, nu)
 
-
+# %% ../nbs/01_bessel.ipynb #8b305470
 def bessel_ratio(
     nu: float | Tensor,  # order, above -1
     kappa: Tensor | float,  # argument in [0, inf], broadcast against nu
@@ -237,7 +239,7 @@ def bessel_ratio(
     "I_{nu+1}(kappa) / I_nu(kappa); with nu = D/2 - 1, the mean resultant length A_D(kappa)."
     return _log_series(nu, kappa)[3]
 
-
+# %% ../nbs/01_bessel.ipynb #f225469c
 def log_iv(
     nu: float | Tensor,  # order, above -1
     kappa: Tensor | float,  # argument in [0, inf], broadcast against nu
@@ -249,7 +251,7 @@ def log_iv(
     base = torch.where(nu == 0, 1.0, kappa.clamp(max=torch.finfo(kappa.dtype).max) / 2)
     return log + (nu * base.log() - torch.lgamma(nu + 1)).to(kappa.dtype)
 
-# %% ../nbs/01_bessel.ipynb #1c6b78cd
+# %% ../nbs/01_bessel.ipynb #9e4135a3
 def _check_dim(dim: int | Tensor) -> Tensor:
     "The dimension as a float64 tensor."
     size = torch.as_tensor(dim)
@@ -259,7 +261,7 @@ def _check_dim(dim: int | Tensor) -> Tensor:
         raise ValueError("dim must be at least 2: the sphere S^(dim-1) needs an angle")
     return size.double()
 
-
+# %% ../nbs/01_bessel.ipynb #37ce198b
 def log_sphere_area(
     dim: int | Tensor,  # D, of the space around the sphere; at least 2
 ) -> Tensor:  # float64, of the shape of dim
@@ -267,7 +269,7 @@ def log_sphere_area(
     half = _check_dim(dim) / 2
     return math.log(2) + half * math.log(math.pi) - torch.lgamma(half)
 
-
+# %% ../nbs/01_bessel.ipynb #224a72e5
 def log_normalizer(
     dim: int | Tensor,  # D, at least 2, broadcast against kappa
     kappa: Tensor | float,  # concentration in [0, inf]

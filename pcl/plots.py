@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PALETTE', 'STYLE', 'use_style', 'sphere_widget']
 
-# %% ../nbs/92_plots.ipynb #f99e3e47
+# %% ../nbs/92_plots.ipynb #d17d2bf3
 import json
 from string import Template
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # at run time matplotlib and IPython come in only when a figure is drawn
     from IPython.display import HTML
 
-# %% ../nbs/92_plots.ipynb #1edc9e62
+# %% ../nbs/92_plots.ipynb #59518fa9
 # Ordered dark to light, so that neighbours stay apart in grey; hues from the colour-blind safe set of Okabe and Ito.
 PALETTE = ("#0b3c5d", "#c1440e", "#1b8a6b", "#d99a1c", "#8a6fb3", "#7d8a94")
 
@@ -52,12 +52,13 @@ def use_style() -> None:
     if get_ipython() is not None:
         set_matplotlib_formats("svg")
 
-# %% ../nbs/92_plots.ipynb #e7347577
+# %% ../nbs/92_plots.ipynb #5709d528
+#| code-fold: true
 _SPHERE = Template("""
 <figure class="pcl-sphere" id="$uid" style="margin:1em auto;max-width:30rem;text-align:center">
 <canvas width="640" height="640" tabindex="0" role="img" style="width:min(100%,20rem);touch-action:none;cursor:grab"
  aria-label="Density of a von Mises-Fisher distribution on the 2-sphere; drag or use the arrow keys to turn it"></canvas>
-<div><label>κ = <output>$kappa</output><br>
+<div><label style="display:block">κ = <output>$kappa</output><br>
 <input type="range" min="0" max="100" step="1" value="$start" aria-label="concentration kappa" style="width:min(90%,20rem)"></label></div>
 <figcaption style="font-size:.9em"></figcaption>
 </figure>
