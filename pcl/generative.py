@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Family', 'Pairs', 'UniformProcess', 'published_acceptance', 'PaperProcess', 'published_coefficients']
 
-# %% ../nbs/21_generative.ipynb #39428ef1
+# %% ../nbs/21_generative.ipynb #4d9320d8
 import math
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
@@ -19,7 +19,7 @@ from torch.nn.functional import leaky_relu, linear, normalize, softplus
 from .bessel import log_normalizer, log_sphere_area
 from .vmf import HypersphericalUniform, VonMisesFisher
 
-# %% ../nbs/21_generative.ipynb #f9ff3154
+# %% ../nbs/21_generative.ipynb #9c0b3c5d
 def _mix(x: Tensor, layers: Tensor, slope: float) -> Tensor:  # x (..., F), layers (depth, F, F) orthogonal
     """Rotate and bend, layer by layer."""
     for layer in layers:
@@ -33,7 +33,7 @@ def _unmix(x: Tensor, layers: Tensor, slope: float) -> Tensor:
         x = torch.where(x < 0, x / slope, x) @ layer
     return x
 
-# %% ../nbs/21_generative.ipynb #4d9d5465
+# %% ../nbs/21_generative.ipynb #90e68be4
 class Pairs(NamedTuple):
     """Contrastive training data: anchors, positives, and negatives where they were asked for."""
 
@@ -56,7 +56,7 @@ def _check_concentrations(kappa_range: tuple[float, float], kappa_pos: float) ->
     if not 0 < kappa_pos < math.inf:
         raise ValueError(f"kappa_pos must be positive and finite, got {kappa_pos}")
 
-# %% ../nbs/21_generative.ipynb #0d82e0de
+# %% ../nbs/21_generative.ipynb #95e9b83f
 class UniformProcess:
     """A generative process with vMF posteriors that meets every assumption of theorem 4.4 exactly."""
 
@@ -132,7 +132,7 @@ class UniformProcess:
         kappa = torch.rand(z.shape[:-1], generator=generator, dtype=self.dtype).mul(high - low).add(low).exp()
         return self.observe(VonMisesFisher(z, kappa, validate_args=False).sample(generator=generator), kappa)
 
-# %% ../nbs/21_generative.ipynb #808397de
+# %% ../nbs/21_generative.ipynb #c513656b
 _SLOPE = 0.01  # of the networks' leaky ReLUs, torch's default
 _Layers = list[tuple[Tensor, Tensor]]  # weight and bias of each linear layer
 
@@ -156,7 +156,7 @@ def _forward(layers: _Layers, x: Tensor) -> Tensor:
         x = leaky_relu(linear(x, weight, bias), _SLOPE)
     return linear(x, *layers[-1])
 
-# %% ../nbs/21_generative.ipynb #ee60622b
+# %% ../nbs/21_generative.ipynb #1629581d
 def _smoothness_gradient(
     layers: list[tuple[np.ndarray, np.ndarray]],
     x: np.ndarray,  # (n, features)
@@ -180,7 +180,7 @@ def _smoothness_gradient(
         slope = slope @ weight * np.where(before > 0, 1, _SLOPE)
     return np.concatenate(pieces[::-1])
 
-# %% ../nbs/21_generative.ipynb #ada6fe70
+# %% ../nbs/21_generative.ipynb #9d72451f
 def _smooth(layers: _Layers, steps: int, generator: torch.Generator) -> _Layers:
     """Train the network for smoothness by Adam at a rate of 0.01, on batches of 64 uniform inputs."""
     flat = np.concatenate([p.numpy().ravel() for layer in layers for p in layer])
@@ -210,7 +210,7 @@ def _spread_layers(widths: list[int], steps: int, generator: torch.Generator, tr
             return layers
     raise RuntimeError(f"{tries} networks in a row sent all inputs to one small cap: raise smoothing_steps")
 
-# %% ../nbs/21_generative.ipynb #fa699e31
+# %% ../nbs/21_generative.ipynb #06a41d49
 Family = Literal["vmf", "gaussian", "laplace", "dirac"]
 
 
@@ -232,7 +232,7 @@ def _draw_latents(
     waits = torch.empty(2, n, *mu.shape, dtype=mu.dtype).exponential_(generator=generator)
     return normalize(mu + (waits[0] - waits[1]) / kappa.unsqueeze(-1), dim=-1)  # a difference of waits is Laplace
 
-# %% ../nbs/21_generative.ipynb #3006d6b1
+# %% ../nbs/21_generative.ipynb #2977db43
 def _pick_entries(
     log_weights: Tensor,  # (rows, columns)
     n: int,
@@ -251,7 +251,7 @@ def _pick_entries(
     level = torch.rand(n, 1, dtype=heaps.dtype, generator=generator) * heaps[:, -1:]
     return rows, torch.searchsorted(heaps, level).squeeze(1)
 
-# %% ../nbs/21_generative.ipynb #3a391559
+# %% ../nbs/21_generative.ipynb #49c9b263
 def published_acceptance(
     cos: Tensor,  # of the two latents
     kappa_pos: float,
@@ -261,7 +261,7 @@ def published_acceptance(
     constant = float(log_sphere_area(dim) + log_normalizer(dim, torch.tensor(kappa_pos, dtype=torch.float64)))
     return torch.sigmoid(constant + kappa_pos * cos)
 
-# %% ../nbs/21_generative.ipynb #92988013
+# %% ../nbs/21_generative.ipynb #e279fca9
 class PaperProcess:
     """The paper's generative process (appendix B): uniform observations, random networks for mu and kappa."""
 
@@ -367,7 +367,7 @@ class PaperProcess:
             f"{found} of {rounds * block} candidates accepted, {n} wanted: lower kappa_pos or use pairs='exact'"
         )
 
-# %% ../nbs/21_generative.ipynb #98b351e4
+# %% ../nbs/21_generative.ipynb #c74109c8
 def published_coefficients(
     dim: int,  # D
     kappa_pos: float,
