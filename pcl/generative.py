@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Family', 'Pairs', 'UniformProcess', 'published_acceptance', 'PaperProcess', 'published_coefficients']
 
-# %% ../nbs/21_generative.ipynb #4d9320d8
+# %% ../nbs/21_generative.ipynb #4634b3d4
 import math
 from itertools import pairwise
 from typing import Literal, NamedTuple, get_args
@@ -19,7 +19,7 @@ from torch.nn.functional import leaky_relu, linear, normalize, softplus
 from .bessel import log_normalizer, log_sphere_area
 from .vmf import HypersphericalUniform, VonMisesFisher
 
-# %% ../nbs/21_generative.ipynb #9c0b3c5d
+# %% ../nbs/21_generative.ipynb #f6dbb16c
 def _mix(x: Tensor, layers: Tensor, slope: float) -> Tensor:  # x (..., F), layers (depth, F, F) orthogonal
     """Rotate and bend, layer by layer."""
     for layer in layers:
@@ -33,7 +33,7 @@ def _unmix(x: Tensor, layers: Tensor, slope: float) -> Tensor:
         x = torch.where(x < 0, x / slope, x) @ layer
     return x
 
-# %% ../nbs/21_generative.ipynb #90e68be4
+# %% ../nbs/21_generative.ipynb #7525d8bc
 class Pairs(NamedTuple):
     """Contrastive training data: anchors, positives, and negatives where they were asked for."""
 
@@ -56,7 +56,7 @@ def _check_concentrations(kappa_range: tuple[float, float], kappa_pos: float) ->
     if not 0 < kappa_pos < math.inf:
         raise ValueError(f"kappa_pos must be positive and finite, got {kappa_pos}")
 
-# %% ../nbs/21_generative.ipynb #95e9b83f
+# %% ../nbs/21_generative.ipynb #e28e99e4
 class UniformProcess:
     """A generative process with vMF posteriors that meets every assumption of theorem 4.4 exactly."""
 
@@ -76,6 +76,7 @@ class UniformProcess:
         self.base = HypersphericalUniform(dim, dtype=dtype)
         self.dim, self.kappa_pos, self.slope, self.dtype = dim, float(kappa_pos), slope, dtype
         self.features = dim + 1  # length of an observation
+        self.kappa_range = kappa_range
         self.log_range = math.log(kappa_range[0]), math.log(kappa_range[1])
         noise = torch.randn(
             depth, dim + 1, dim + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
@@ -132,7 +133,7 @@ class UniformProcess:
         kappa = torch.rand(z.shape[:-1], generator=generator, dtype=self.dtype).mul(high - low).add(low).exp()
         return self.observe(VonMisesFisher(z, kappa, validate_args=False).sample(generator=generator), kappa)
 
-# %% ../nbs/21_generative.ipynb #c513656b
+# %% ../nbs/21_generative.ipynb #7ea7e6e6
 _SLOPE = 0.01  # of the networks' leaky ReLUs, torch's default
 _Layers = list[tuple[Tensor, Tensor]]  # weight and bias of each linear layer
 
@@ -156,7 +157,7 @@ def _forward(layers: _Layers, x: Tensor) -> Tensor:
         x = leaky_relu(linear(x, weight, bias), _SLOPE)
     return linear(x, *layers[-1])
 
-# %% ../nbs/21_generative.ipynb #1629581d
+# %% ../nbs/21_generative.ipynb #3f8528e2
 def _smoothness_gradient(
     layers: list[tuple[np.ndarray, np.ndarray]],
     x: np.ndarray,  # (n, features)
@@ -180,7 +181,7 @@ def _smoothness_gradient(
         slope = slope @ weight * np.where(before > 0, 1, _SLOPE)
     return np.concatenate(pieces[::-1])
 
-# %% ../nbs/21_generative.ipynb #9d72451f
+# %% ../nbs/21_generative.ipynb #6d45db4d
 def _smooth(layers: _Layers, steps: int, generator: torch.Generator) -> _Layers:
     """Train the network for smoothness by Adam at a rate of 0.01, on batches of 64 uniform inputs."""
     flat = np.concatenate([p.numpy().ravel() for layer in layers for p in layer])
@@ -210,7 +211,7 @@ def _spread_layers(widths: list[int], steps: int, generator: torch.Generator, tr
             return layers
     raise RuntimeError(f"{tries} networks in a row sent all inputs to one small cap: raise smoothing_steps")
 
-# %% ../nbs/21_generative.ipynb #06a41d49
+# %% ../nbs/21_generative.ipynb #39b4e3f9
 Family = Literal["vmf", "gaussian", "laplace", "dirac"]
 
 
@@ -232,7 +233,7 @@ def _draw_latents(
     waits = torch.empty(2, n, *mu.shape, dtype=mu.dtype).exponential_(generator=generator)
     return normalize(mu + (waits[0] - waits[1]) / kappa.unsqueeze(-1), dim=-1)  # a difference of waits is Laplace
 
-# %% ../nbs/21_generative.ipynb #2977db43
+# %% ../nbs/21_generative.ipynb #493a32ee
 def _pick_entries(
     log_weights: Tensor,  # (rows, columns)
     n: int,
@@ -251,7 +252,7 @@ def _pick_entries(
     level = torch.rand(n, 1, dtype=heaps.dtype, generator=generator) * heaps[:, -1:]
     return rows, torch.searchsorted(heaps, level).squeeze(1)
 
-# %% ../nbs/21_generative.ipynb #49c9b263
+# %% ../nbs/21_generative.ipynb #59e17d63
 def published_acceptance(
     cos: Tensor,  # of the two latents
     kappa_pos: float,
@@ -261,7 +262,7 @@ def published_acceptance(
     constant = float(log_sphere_area(dim) + log_normalizer(dim, torch.tensor(kappa_pos, dtype=torch.float64)))
     return torch.sigmoid(constant + kappa_pos * cos)
 
-# %% ../nbs/21_generative.ipynb #e279fca9
+# %% ../nbs/21_generative.ipynb #5ba0cc58
 class PaperProcess:
     """The paper's generative process (appendix B): uniform observations, random networks for mu and kappa."""
 
@@ -288,7 +289,7 @@ class PaperProcess:
                 f" {width}, {smoothing_steps}"
             )
         self.dim, self.features, self.kappa_pos, self.dtype = dim, dim, float(kappa_pos), dtype
-        self.family, self.pairs, self.pool = family, pairs, pool
+        self.family, self.pairs, self.pool, self.kappa_range = family, pairs, pool, kappa_range
         generator = torch.Generator().manual_seed(seed)
         kappa_layers = _random_layers([dim, width, 1], generator)
         soft = softplus(_forward(kappa_layers, torch.rand(1000, dim, dtype=torch.float64, generator=generator)))
@@ -367,7 +368,7 @@ class PaperProcess:
             f"{found} of {rounds * block} candidates accepted, {n} wanted: lower kappa_pos or use pairs='exact'"
         )
 
-# %% ../nbs/21_generative.ipynb #c74109c8
+# %% ../nbs/21_generative.ipynb #8195ccd0
 def published_coefficients(
     dim: int,  # D
     kappa_pos: float,
