@@ -6,7 +6,7 @@
 __all__ = ['DIRAC', 'MAX_TERMS', 'log_expected_likelihood', 'log_bhattacharyya', 'kl', 'cosine_similarity', 'squared_distance',
            'log_marginal', 'NonIsotropicVMF']
 
-# %% ../nbs/03_kernels.ipynb #c24d2a66
+# %% ../nbs/03_kernels.ipynb #6577b11a
 import math
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 from .bessel import bessel_ratio, log_normalizer, log_sphere_area
 from .vmf import VonMisesFisher, unit_vector
 
-# %% ../nbs/03_kernels.ipynb #845140fc
+# %% ../nbs/03_kernels.ipynb #703e12f6
 def _meet(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -59,7 +59,7 @@ def _f(
     "log C_dim(kappa) + kappa."
     return log_normalizer(dim, kappa) + kappa
 
-# %% ../nbs/03_kernels.ipynb #c6840ee3
+# %% ../nbs/03_kernels.ipynb #1b2f2227
 def log_expected_likelihood(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -89,7 +89,7 @@ def log_bhattacharyya(
     value = (_f(p.dim, k1) + _f(p.dim, k2) - excess) / 2 - _f(p.dim, length / 2)
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #a16e945a
+# %% ../nbs/03_kernels.ipynb #2839f76d
 def kl(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -122,12 +122,12 @@ def squared_distance(
     gap, k1, k2 = _meet(p, q, pairwise)
     return ((k1 - k2) ** 2 + 2 * k1 * k2 * gap).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #ef11b273
+# %% ../nbs/03_kernels.ipynb #e27e8b36
 DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
 _EPS = 2.0**-52
 _TOP_ORDER = 64
 
-# %% ../nbs/03_kernels.ipynb #aad54bb9
+# %% ../nbs/03_kernels.ipynb #cb1a8917
 @lru_cache(maxsize=256)
 def _debye_polynomials(
     order: float,
@@ -155,7 +155,7 @@ def _horner(
         value = value.mul_(p).add_(c)
     return value
 
-# %% ../nbs/03_kernels.ipynb #b0ba13f7
+# %% ../nbs/03_kernels.ipynb #87cb3634
 def _bessel_top(
     order: float,  # at least _TOP_ORDER
     kappa: Tensor,  # float64, finite
@@ -190,7 +190,7 @@ def _bessel_down(
     r = kappa / inverse
     return inverse, (twice - kappa * q).div_(inverse), twice / (inverse * inverse) - r * r * dr
 
-# %% ../nbs/03_kernels.ipynb #9da62c0c
+# %% ../nbs/03_kernels.ipynb #3cd6e815
 def _coefficients(
     kappa: Tensor,  # float64, any shape
     dim: int,
@@ -222,7 +222,7 @@ def _harmonic_growth(
         return float(dim)
     return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
 
-# %% ../nbs/03_kernels.ipynb #cdae59cf
+# %% ../nbs/03_kernels.ipynb #56903b49
 MAX_TERMS = 512
 
 
@@ -246,7 +246,7 @@ def _n_terms(
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
-# %% ../nbs/03_kernels.ipynb #d609a63c
+# %% ../nbs/03_kernels.ipynb #34386815
 def _clenshaw_scales(
     dim: int,
     n_terms: int,
@@ -278,7 +278,7 @@ def _clenshaw(
     found = [b.div_(inverse_scale[0]) for b in ahead]
     return [found[0], found[-1], *found[1:-1]] if slope else found
 
-# %% ../nbs/03_kernels.ipynb #a118a487
+# %% ../nbs/03_kernels.ipynb #c2627d08
 def _bins(
     kappa: Tensor,  # float64
     n_bins: int = 16,
@@ -323,7 +323,7 @@ def _magnitude(
     index = cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
     return table[index]
 
-# %% ../nbs/03_kernels.ipynb #60b8b3d2
+# %% ../nbs/03_kernels.ipynb #a8ca69be
 _CELLS = 64  # table cells per unit of asinh(kappa / c)
 
 
@@ -366,7 +366,7 @@ def _scaled_normalizer(
     slope = c1 + x * (2 * c2 + x * (3 * c3 + x * (4 * c4 + x * (5 * c5))))
     return value, slope.mul_(_CELLS).div_(dk)
 
-# %% ../nbs/03_kernels.ipynb #badd3d4a
+# %% ../nbs/03_kernels.ipynb #ca3f2652
 def _saddle(
     t: Tensor,  # float64 (n,)
     x: Tensor,  # the smallest concentration; y and z are the other two
@@ -396,7 +396,7 @@ def _saddle(
             break
     return v, torch.rsqrt(curvature.clamp(min=1e-12))
 
-# %% ../nbs/03_kernels.ipynb #e6bb185e
+# %% ../nbs/03_kernels.ipynb #1cbcac73
 def _pull(
     kappa: Tensor,  # the concentration differentiated
     other: Tensor,
@@ -440,7 +440,7 @@ def _log_integrand(
     in_x = -away - q_w * sin_phi * sin
     return log_f, [in_t, in_x, _pull(y, z, s, sin2, resultant, q_r), _pull(z, y, s, sin2, resultant, q_r)]
 
-# %% ../nbs/03_kernels.ipynb #e5e21d48
+# %% ../nbs/03_kernels.ipynb #d401a462
 def _trapezium(
     u: Tensor,  # (m,) nodes
     step: float,
@@ -494,7 +494,7 @@ def _integral(
         return value, torch.cat([in_t, torch.empty_like(inner).scatter_(0, order, inner)])
     return value, mean[1:]
 
-# %% ../nbs/03_kernels.ipynb #f218dbf0
+# %% ../nbs/03_kernels.ipynb #2c0aa12e
 def _with_point_mass(
     t: Tensor,  # float64 (n,)
     kappas: Tensor,  # float64 (3, n), the largest of each three a point mass
@@ -517,7 +517,7 @@ def _with_point_mass(
     inner = torch.where(all_points, 0.0, torch.stack([in_x, in_y, torch.zeros_like(t)]))
     return value, torch.cat([torch.where(all_points, 0.0, in_t)[None], torch.empty_like(inner).scatter_(0, order, inner)])
 
-# %% ../nbs/03_kernels.ipynb #763138d9
+# %% ../nbs/03_kernels.ipynb #95f5bf07
 _TILE = 16384  # pairs per sweep: the running sums of one tile stay in a core's cache
 _BATCH = 4096  # pairs per integral
 
@@ -578,7 +578,7 @@ def _families(
     derivatives = [(harmonics * dap * a1, a2), (harmonics * ap * da1, a2), (both, da2)]
     return [(both, a2), *(d for d, want in zip(derivatives, slopes[1:], strict=True) if want)]
 
-# %% ../nbs/03_kernels.ipynb #c80538cb
+# %% ../nbs/03_kernels.ipynb #a143101f
 _GRIDS = ((16, 8, 8), (24, 14, 14), (32, 28, 28))  # nodes in t, log kappa1, log kappa2
 
 
@@ -618,7 +618,7 @@ def _interpolant(
     last = max(float(x.abs().sum()) for x in (c[-2:], c[:, -2:], c[:, :, -2:]))
     return c if last < tolerance / 4 else None
 
-# %% ../nbs/03_kernels.ipynb #da84380a
+# %% ../nbs/03_kernels.ipynb #8bf17da3
 def _interpolate(
     t: Tensor,  # float64 (rows, columns)
     kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1)
@@ -662,7 +662,7 @@ def _clenshaw_chebyshev(
         derivative = d_ahead if position == 0 else derivative
     return [sums[0], derivative, *sums[1:]] if slope else sums
 
-# %% ../nbs/03_kernels.ipynb #aad17ff2
+# %% ../nbs/03_kernels.ipynb #247008c5
 def _log_marginal_and_slopes(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
     kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
@@ -737,7 +737,7 @@ def _replace(
             for target, new in zip(out, wanted, strict=True):
                 target[row[chunk], column[chunk]] = new
 
-# %% ../nbs/03_kernels.ipynb #386e4dc4
+# %% ../nbs/03_kernels.ipynb #ab3779ea
 class _LogMarginal(torch.autograd.Function):
     "log(S h) with its derivatives worked out in the forward pass, one matrix per input that wants one."
 
@@ -759,7 +759,7 @@ class _LogMarginal(torch.autograd.Function):
         grads = [(grad * next(slopes)).sum_to_size(shape) if want else None for want, shape in wanted]
         return (*grads, None, None)
 
-# %% ../nbs/03_kernels.ipynb #393b04a3
+# %% ../nbs/03_kernels.ipynb #e600dae4
 def _check_inputs(
     cos: Tensor,
     kappas: dict[str, Tensor | float],
@@ -808,7 +808,7 @@ def log_marginal(
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
     return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
 
-# %% ../nbs/03_kernels.ipynb #88682bf0
+# %% ../nbs/03_kernels.ipynb #9cb135ad
 class NonIsotropicVMF(Distribution):
     "X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with concentration |K mu|; K is diagonal."
 
