@@ -6,7 +6,7 @@
 __all__ = ['DIRAC', 'MAX_TERMS', 'log_expected_likelihood', 'log_bhattacharyya', 'kl', 'cosine_similarity', 'squared_distance',
            'log_marginal', 'NonIsotropicVMF']
 
-# %% ../nbs/03_kernels.ipynb #c40f5dcc
+# %% ../nbs/03_kernels.ipynb #e858129c
 import math
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 from .bessel import bessel_ratio, log_normalizer, log_sphere_area
 from .vmf import VonMisesFisher, unit_vector
 
-# %% ../nbs/03_kernels.ipynb #7e95f810
+# %% ../nbs/03_kernels.ipynb #86247698
 def _meet(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -59,7 +59,7 @@ def _f(
     "log C_dim(kappa) + kappa."
     return log_normalizer(dim, kappa) + kappa
 
-# %% ../nbs/03_kernels.ipynb #5f4e70e0
+# %% ../nbs/03_kernels.ipynb #e7e823e0
 def log_expected_likelihood(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -89,7 +89,7 @@ def log_bhattacharyya(
     value = (_f(p.dim, k1) + _f(p.dim, k2) - excess) / 2 - _f(p.dim, length / 2)
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #7a151bf0
+# %% ../nbs/03_kernels.ipynb #5dee9b5b
 def kl(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -122,12 +122,12 @@ def squared_distance(
     gap, k1, k2 = _meet(p, q, pairwise)
     return ((k1 - k2) ** 2 + 2 * k1 * k2 * gap).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #50f3cc4d
+# %% ../nbs/03_kernels.ipynb #f762503c
 DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
 _EPS = 2.0**-52
 _TOP_ORDER = 64
 
-# %% ../nbs/03_kernels.ipynb #72304467
+# %% ../nbs/03_kernels.ipynb #ee51063c
 @lru_cache(maxsize=256)
 def _debye_polynomials(
     order: float,
@@ -155,7 +155,7 @@ def _horner(
         value = value.mul_(p).add_(c)
     return value
 
-# %% ../nbs/03_kernels.ipynb #6f692a56
+# %% ../nbs/03_kernels.ipynb #e630128d
 def _bessel_top(
     order: float,  # at least _TOP_ORDER
     kappa: Tensor,  # float64, finite
@@ -190,7 +190,7 @@ def _bessel_down(
     r = kappa / inverse
     return inverse, (twice - kappa * q).div_(inverse), twice / (inverse * inverse) - r * r * dr
 
-# %% ../nbs/03_kernels.ipynb #5531d6b5
+# %% ../nbs/03_kernels.ipynb #71884f37
 def _coefficients(
     kappa: Tensor,  # float64, any shape
     dim: int,
@@ -222,7 +222,7 @@ def _harmonic_growth(
         return float(dim)
     return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
 
-# %% ../nbs/03_kernels.ipynb #a2025ed5
+# %% ../nbs/03_kernels.ipynb #0e27061f
 MAX_TERMS = 512
 
 
@@ -246,7 +246,7 @@ def _n_terms(
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
-# %% ../nbs/03_kernels.ipynb #19ca11bd
+# %% ../nbs/03_kernels.ipynb #e40a21d9
 def _clenshaw_scales(
     dim: int,
     n_terms: int,
@@ -279,7 +279,7 @@ def _clenshaw(
     found = [b.div_(inverse_scale[0]) for b in ahead]
     return [found[0], found[-1], *found[1:-1]] if slope else found
 
-# %% ../nbs/03_kernels.ipynb #390c5b45
+# %% ../nbs/03_kernels.ipynb #0d350dee
 def _bins(
     kappa: Tensor,  # float64
     n_bins: int = 16,
@@ -324,7 +324,7 @@ def _magnitude(
     index = cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
     return table[index]
 
-# %% ../nbs/03_kernels.ipynb #76ca14a0
+# %% ../nbs/03_kernels.ipynb #3726c330
 _CELLS = 64  # table cells per unit of asinh(kappa / c)
 
 
@@ -367,7 +367,7 @@ def _scaled_normalizer(
     slope = c1 + x * (2 * c2 + x * (3 * c3 + x * (4 * c4 + x * (5 * c5))))
     return value, slope.mul_(_CELLS).div_(dk)
 
-# %% ../nbs/03_kernels.ipynb #f5590d56
+# %% ../nbs/03_kernels.ipynb #e22b432c
 def _saddle(
     t: Tensor,  # float64 (n,)
     x: Tensor,  # the smallest concentration; y and z are the other two
@@ -398,7 +398,7 @@ def _saddle(
             break
     return v, torch.rsqrt(curvature.clamp(min=1e-12))
 
-# %% ../nbs/03_kernels.ipynb #d66b9335
+# %% ../nbs/03_kernels.ipynb #480a508b
 def _pull(
     kappa: Tensor,  # the concentration differentiated
     other: Tensor,
@@ -442,7 +442,7 @@ def _log_integrand(
     in_x = -away - q_w * sin_phi * sin
     return log_f, [in_t, in_x, _pull(y, z, s, sin2, resultant, q_r), _pull(z, y, s, sin2, resultant, q_r)]
 
-# %% ../nbs/03_kernels.ipynb #1a7358a0
+# %% ../nbs/03_kernels.ipynb #196b264e
 def _trapezium(
     u: Tensor,  # (m,) nodes
     step: float,
@@ -496,7 +496,7 @@ def _integral(
         return value, torch.cat([in_t, torch.empty_like(inner).scatter_(0, order, inner)])
     return value, mean[1:]
 
-# %% ../nbs/03_kernels.ipynb #08a1b2b4
+# %% ../nbs/03_kernels.ipynb #cb32c030
 def _with_point_mass(
     t: Tensor,  # float64 (n,)
     kappas: Tensor,  # float64 (3, n), the largest of each three a point mass
@@ -521,7 +521,7 @@ def _with_point_mass(
     in_t = torch.where(all_points, 0.0, in_t)
     return value, torch.cat([in_t[None], torch.empty_like(inner).scatter_(0, order, inner)])
 
-# %% ../nbs/03_kernels.ipynb #505bd93c
+# %% ../nbs/03_kernels.ipynb #1733b2c2
 _TILE = 16384  # pairs per sweep: the running sums of one tile stay in a core's cache
 _BATCH = 4096  # pairs per integral
 
@@ -582,7 +582,7 @@ def _families(
     derivatives = [(harmonics * dap * a1, a2), (harmonics * ap * da1, a2), (both, da2)]
     return [(both, a2), *(d for d, want in zip(derivatives, slopes[1:], strict=True) if want)]
 
-# %% ../nbs/03_kernels.ipynb #7661e539
+# %% ../nbs/03_kernels.ipynb #1dd913fc
 _GRIDS = ((16, 8, 8), (24, 14, 14), (32, 28, 28))  # nodes in t, log kappa1, log kappa2
 
 
@@ -622,7 +622,7 @@ def _interpolant(
     last = max(float(x.abs().sum()) for x in (c[-2:], c[:, -2:], c[:, :, -2:]))
     return c if last < tolerance / 4 else None
 
-# %% ../nbs/03_kernels.ipynb #602790e2
+# %% ../nbs/03_kernels.ipynb #d96a7f54
 def _interpolate(
     t: Tensor,  # float64 (rows, columns)
     kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1)
@@ -667,7 +667,7 @@ def _clenshaw_chebyshev(
         derivative = d_ahead if position == 0 else derivative
     return [sums[0], derivative, *sums[1:]] if slope else sums
 
-# %% ../nbs/03_kernels.ipynb #92644fc6
+# %% ../nbs/03_kernels.ipynb #d79aa11f
 def _log_marginal_and_slopes(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
     kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
@@ -742,7 +742,7 @@ def _replace(
             for target, new in zip(out, wanted, strict=True):
                 target[row[chunk], column[chunk]] = new
 
-# %% ../nbs/03_kernels.ipynb #3069beed
+# %% ../nbs/03_kernels.ipynb #519fdb14
 class _LogMarginal(torch.autograd.Function):
     "log(S h) with its derivatives worked out in the forward pass, one matrix per input that wants one."
 
@@ -766,7 +766,7 @@ class _LogMarginal(torch.autograd.Function):
         grads = [(grad * next(slopes)).sum_to_size(shape) if want else None for want, shape in wanted]
         return (*grads, None, None)
 
-# %% ../nbs/03_kernels.ipynb #96b5a7ca
+# %% ../nbs/03_kernels.ipynb #6be57797
 def _check_inputs(
     cos: Tensor,
     kappas: dict[str, Tensor | float],
@@ -815,7 +815,7 @@ def log_marginal(
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
     return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
 
-# %% ../nbs/03_kernels.ipynb #ceb05805
+# %% ../nbs/03_kernels.ipynb #5ff4c67f
 class NonIsotropicVMF(Distribution):
     "X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with concentration |K mu|; K is diagonal."
 
@@ -835,7 +835,8 @@ class NonIsotropicVMF(Distribution):
         if not concentration.is_floating_point():
             raise TypeError("concentration must be a floating-point tensor; convert it with .float()")
         if concentration.dim() == 0 or concentration.shape[-1] != loc.shape[-1]:
-            raise ValueError(f"concentration needs {loc.shape[-1]} entries, one per axis, not shape {tuple(concentration.shape)}")
+            shape = tuple(concentration.shape)
+            raise ValueError(f"concentration needs {loc.shape[-1]} entries, one per axis, not shape {shape}")
         if not bool(((concentration > 0) & concentration.isfinite()).all()):
             raise ValueError("concentration must be positive and finite on every axis; put it through exp or softplus")
         self.loc, self.concentration = torch.broadcast_tensors(loc, concentration)
