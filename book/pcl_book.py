@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 DIRECTIVE = re.compile(r"^#\|\s*(?P<name>[\w-]+)(?:\s*:\s*(?P<value>\S+)|\s+.*)?\s*$")
-TAG_OF = {"hide": "remove-cell", "default_exp": "remove-cell", "hide_input": "remove-input", "hide_output": "remove-output"}
+TAG_OF = {
+    "hide": "remove-cell",
+    "default_exp": "remove-cell",
+    "hide_input": "remove-input",
+    "hide_output": "remove-output",
+}
 TAG_OF_VALUE = {
     ("echo", "false"): "remove-input",
     ("eval", "false"): "skip-execution",

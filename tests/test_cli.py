@@ -1,0 +1,144 @@
+"""The command `pcl`: what it prints, what it records, and how it answers a slip."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pcl.cli import find_data, main, notebook_folder, parse_seeds
+from pcl.experiments import EXPERIMENTS, PRESETS, Job, UnknownName, jobs, run_job
+
+from pcl import ledger
+
+
+@pytest.fixture(autouse=True)
+def own_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test writes to a ledger of its own."""
+    folder = tmp_path / "results"
+    monkeypatch.setenv("PCL_RESULTS", str(folder))
+    return folder
+
+
+def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in EXPERIMENTS)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["rum", "quick"], "'run'"),
+        (["run", "samplr"], "'sampler'"),
+        (["run", "quik"], "'quick'"),
+        (["run", "sampler", "--row", "D=10_kappa=21"], "'D=10_kappa=20'"),
+        (["run", "sampler", "--preset", "smokey"], "'smoke'"),
+        (["run", "xyzzy"], "known are"),
+    ],
+)
+def test_unknown_names_get_the_nearest_match_and_exit_code_2(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str], own_ledger: Path
+) -> None:
+    assert main(words) == 2
+    assert hint in capsys.readouterr().err
+    assert not own_ledger.exists()
+
+
+def test_run_records_and_a_second_run_finds_it_done(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "sampler", "--row", "D=10_kappa=20", "--preset", "smoke", "--seeds", "1-2"]
+    assert main(words) == 0
+    assert "2 runs recorded" in capsys.readouterr().out
+    assert main(words) == 0
+    assert "0 runs recorded" in capsys.readouterr().out
+    assert main([*words, "--force"]) == 0
+    assert len(ledger.read()) == 4 and len(ledger.latest(ledger.read())) == 2
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_row_of_every_experiment_runs_at_smoke(name: str) -> None:
+    for job in jobs(name, preset="smoke", seeds=[1]):
+        record = run_job(job)
+        assert record.metrics and record.key == job.key
+        assert run_job(job).metrics == record.metrics, "the same seed must give the same numbers"
+
+
+def test_every_experiment_has_every_preset() -> None:
+    assert all(tuple(e.presets) == PRESETS for e in EXPERIMENTS.values())
+
+
+def test_report_speaks_to_people_and_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report"]) == 0
+    assert "not yet run" in capsys.readouterr().out
+    assert main(["report", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"experiment", "row", "preset", "metric", "paper", "ours", "spread", "seeds", "seconds", "verdict"} <= set(
+        rows[0]
+    )
+
+
+def test_report_skips_a_broken_file_and_says_so(capsys: pytest.CaptureFixture[str], own_ledger: Path) -> None:
+    (own_ledger / "table1").mkdir(parents=True)
+    (own_ledger / "table1" / "half.json").write_text('{"experiment": "tab')
+    assert main(["report"]) == 0
+    assert "half.json" in capsys.readouterr().err
+
+
+def test_doctor_reports_data_found_missing_and_corrupt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PCL_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert "cifar10h-probs.npy: missing" in said and "threads" in said and "device" in said
+    (tmp_path / "cifar10h-probs.npy").write_bytes(b"not the labels")
+    assert find_data("cifar10h-probs.npy", [tmp_path]).startswith("CORRUPT")
+
+
+def test_notebooks_are_copied_and_nothing_is_replaced_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "a folder" / "chapters"
+    assert main(["notebooks", str(target)]) == 0
+    copied = {p.name for p in target.iterdir()}
+    assert copied == {p.name for p in notebook_folder().glob("*.ipynb")} and copied
+    first = sorted(copied)[0]
+    (target / first).write_text("mine")
+    assert main(["notebooks", str(target)]) == 2
+    assert (target / first).read_text() == "mine" and first in capsys.readouterr().err
+    assert main(["notebooks", str(target), "--force"]) == 0
+    assert json.loads((target / first).read_text())["nbformat"] == 4
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "1-", "-2"])
+def test_bad_seeds_are_refused(text: str) -> None:
+    with pytest.raises(Exception, match="seeds are written"):
+        parse_seeds(text)
+
+
+def test_an_unknown_row_says_which_was_meant() -> None:
+    with pytest.raises(UnknownName, match="D=64_kappa=16"):
+        Job("sampler", "D=64_kappa=17", "smoke", 1).config()
+
+
+def test_an_interrupted_run_continues_where_it_was(own_ledger: Path) -> None:
+    words = [sys.executable, "-m", "pcl.cli", "run", "sampler", "--preset", "cpu", "--seeds", "1-3"]
+    env = os.environ | {"PCL_RESULTS": str(own_ledger)}
+    process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not list(own_ledger.glob("sampler/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    done = len(ledger.read().records)
+    said = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
+    counted = re.search(r"(\d+) runs recorded in .*, (\d+) were there already", said)
+    assert counted and int(counted[2]) == done >= 1 and int(counted[1]) + done == 24
+    assert not [p for p in ledger.read().problems if not p.path.name.startswith(".")]
