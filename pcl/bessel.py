@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['bessel_ratio', 'log_iv', 'log_sphere_area', 'log_normalizer']
 
-# %% ../nbs/01_bessel.ipynb #531f31dd
+# %% ../nbs/01_bessel.ipynb #968cd52b
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -21,7 +21,7 @@ _DEBYE_TERMS = 9
 _CHUNK = 1 << 16  # elements per pass on a CPU: the working set stays in cache
 _KAPPA_CAP = 1e150  # squares must not overflow; beyond it the ratio is 1 to the last bit
 
-# %% ../nbs/01_bessel.ipynb #842b428d
+# %% ../nbs/01_bessel.ipynb #8002fd8a
 def _debye_slopes(terms: int) -> list[list[Fraction]]:  # one list of coefficients of p^0, p^1, ... per power of 1/order
     "Exact coefficients of w_1, ..., w_terms, the slopes in p of the logarithm of Debye's series."
     slopes = [[Fraction(1, 8), Fraction(0), Fraction(-5, 8)]]
@@ -42,7 +42,7 @@ def _times_half_p2_1mp2(poly: list[Fraction]) -> list[Fraction]:
     zero = [Fraction(0)]
     return [(x - y) / 2 for x, y in zip(zero * 2 + poly + zero * 2, zero * 4 + poly, strict=True)]
 
-# %% ../nbs/01_bessel.ipynb #cd9738f2
+# %% ../nbs/01_bessel.ipynb #6fa67c91
 @cache
 def _debye_tables(device: torch.device) -> Tensor:
     "Coefficients [power of p, B or S, power of 1/order]: B(p) = p/2 + p^2 T'(p), S(p) = (T(p) - T(1)) / (p - 1)."
@@ -55,14 +55,13 @@ def _debye_tables(device: torch.device) -> Tensor:
             table[m, 1, j] = float(sum(integral[m:]))  # (p^m - 1) / (p - 1) = 1 + p + ... + p^(m-1)
     return table.to(device)
 
-# %% ../nbs/01_bessel.ipynb #c33fd8d1
+# %% ../nbs/01_bessel.ipynb #efbed45c
 def _coefficients(order: Tensor) -> Tensor:  # [power of p, function, *shape of order]
     "Coefficients of B and S in powers of p, one set per order."
-    table = _debye_tables(order.device)
-    inverse_powers = order.reshape(-1) ** -torch.arange(table.shape[-1], device=order.device).unsqueeze(-1)
-    return (table @ inverse_powers).reshape(table.shape[:2] + order.shape)
+    by_power = _debye_tables(order.device).movedim(-1, 0)
+    return _horner(by_power.reshape(by_power.shape + (1,) * order.ndim), 1 / order)
 
-# %% ../nbs/01_bessel.ipynb #71c33259
+# %% ../nbs/01_bessel.ipynb #281a0ef0
 def _horner(coefficients: Tensor, p: Tensor) -> Tensor:
     "Values at `p` of the polynomials whose coefficients, lowest power first, fill the first dimension."
     value, *rest = reversed(coefficients.unbind())
@@ -76,18 +75,18 @@ def _derivative(coefficients: Tensor) -> Tensor:
     powers = torch.arange(1, len(coefficients), device=coefficients.device)
     return coefficients[1:] * powers.view(-1, *(1,) * (coefficients.ndim - 1))
 
-# %% ../nbs/01_bessel.ipynb #98825b17
+# %% ../nbs/01_bessel.ipynb #36ff27e8
 def _start(kappa: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     "The root s = sqrt(order^2 + kappa^2), p = order / s and q = kappa / s."
     s = (kappa * kappa).add_(order * order).sqrt_()
     return s, order / s, kappa / s
 
-# %% ../nbs/01_bessel.ipynb #73c78db9
+# %% ../nbs/01_bessel.ipynb #21afd01e
 def _descending(top: Tensor, steps: int) -> Tensor:
     "The orders top, top - 1, ..., top - steps + 1, along a new first dimension."
     return top - torch.arange(steps, device=top.device).view(-1, *(1,) * top.ndim)
 
-# %% ../nbs/01_bessel.ipynb #812289e9
+# %% ../nbs/01_bessel.ipynb #8a629abc
 def _log_and_ratio(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     "log of 0F1(nu + 1; kappa^2 / 4) and the ratio I_{nu+1} / I_nu, in double precision."
     top = nu + steps
@@ -111,7 +110,7 @@ def _log_and_ratio(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tenso
     ratio.clamp_(max=1).masked_fill_(kappa == math.inf, 1)  # rounding must not push a mean cosine above 1
     return log.add_(here.log_()), ratio
 
-# %% ../nbs/01_bessel.ipynb #4f9133f3
+# %% ../nbs/01_bessel.ipynb #a8adb60e
 def _ratio_slopes(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     "First and second derivative of the ratio in kappa, in double precision."
     top = nu + steps
@@ -138,7 +137,7 @@ def _ratio_slopes(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor
         first, second = bent.div_(denominator), push.div_(denominator)
     return first, second
 
-# %% ../nbs/01_bessel.ipynb #f05eb3cb
+# %% ../nbs/01_bessel.ipynb #39c37808
 def _in_chunks(
     kernel: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]],  # works in float64
     kappa: Tensor,
@@ -161,7 +160,7 @@ def _in_chunks(
         first[low:high], second[low:high] = kernel(flat[low:high].double(), order.view(1), steps)
     return first.view(kappa.shape), second.view(kappa.shape)
 
-# %% ../nbs/01_bessel.ipynb #7e0288b5
+# %% ../nbs/01_bessel.ipynb #9bcaa00e
 def _batched(function: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> Any:
     "The rule of an elementwise function under vmap: put the mapped dimension first and call it once."
     kappa = kappa.unsqueeze(0) if in_dims[0] is None else kappa.movedim(in_dims[0], 0)
@@ -171,7 +170,7 @@ def _batched(function: Any, in_dims: tuple[int | None, int | None], kappa: Tenso
         kappa = kappa.expand(torch.broadcast_shapes(kappa.shape, nu.shape))
     return function.apply(kappa, nu)
 
-# %% ../nbs/01_bessel.ipynb #17efc494
+# %% ../nbs/01_bessel.ipynb #7ad2f6c7
 class _LogSeries(torch.autograd.Function):
     "(L, r): L = log 0F1(nu + 1; kappa^2 / 4) and its derivative, the Bessel ratio."
 
@@ -197,7 +196,7 @@ class _LogSeries(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
         return _batched(_LogSeries, in_dims, kappa, nu), (0, 0)
 
-# %% ../nbs/01_bessel.ipynb #3686b7c4
+# %% ../nbs/01_bessel.ipynb #94e4da89
 class _LastSlope(torch.autograd.Function):
     "The second derivative of the ratio as it is; asking for one more is an error, not a silent zero."
 
@@ -238,7 +237,7 @@ class _RatioSlope(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
         return _batched(_RatioSlope, in_dims, kappa, nu), (0, 0)
 
-# %% ../nbs/01_bessel.ipynb #387e74e5
+# %% ../nbs/01_bessel.ipynb #47aae4b3
 def _log_series(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "Checked (nu, kappa) of matching number of dimensions, with L and the ratio."
     kappa, nu = torch.as_tensor(kappa), torch.as_tensor(nu, dtype=torch.float64)
@@ -251,7 +250,7 @@ def _log_series(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tens
         nu = nu.view((1,) * (kappa.ndim - nu.ndim) + nu.shape)
     return nu, kappa, *_LogSeries.apply(kappa, nu)
 
-# %% ../nbs/01_bessel.ipynb #ca80cfdf
+# %% ../nbs/01_bessel.ipynb #239968bb
 def bessel_ratio(
     nu: float | Tensor,  # order, above -1
     kappa: Tensor | float,  # argument in [0, inf], broadcast against nu
@@ -259,7 +258,7 @@ def bessel_ratio(
     "I_{nu+1}(kappa) / I_nu(kappa); with nu = D/2 - 1, the mean resultant length A_D(kappa)."
     return _log_series(nu, kappa)[3]
 
-# %% ../nbs/01_bessel.ipynb #0bbd7515
+# %% ../nbs/01_bessel.ipynb #274abd97
 def log_iv(
     nu: float | Tensor,  # order, above -1
     kappa: Tensor | float,  # argument in [0, inf], broadcast against nu
@@ -271,7 +270,7 @@ def log_iv(
     base = torch.where(nu == 0, 1.0, kappa.clamp(max=torch.finfo(kappa.dtype).max) / 2)
     return log + (nu * base.log() - torch.lgamma(nu + 1)).to(kappa.dtype)
 
-# %% ../nbs/01_bessel.ipynb #5822a2dc
+# %% ../nbs/01_bessel.ipynb #2f654492
 def _check_dim(dim: int | Tensor) -> Tensor:
     "The dimension as a float64 tensor."
     size = torch.as_tensor(dim)
@@ -281,7 +280,7 @@ def _check_dim(dim: int | Tensor) -> Tensor:
         raise ValueError("dim must be at least 2: the sphere S^(dim-1) needs an angle")
     return size.double()
 
-# %% ../nbs/01_bessel.ipynb #b356d80f
+# %% ../nbs/01_bessel.ipynb #6c26d18e
 def log_sphere_area(
     dim: int | Tensor,  # D, of the space around the sphere; at least 2
 ) -> Tensor:  # float64, of the shape of dim
@@ -289,7 +288,7 @@ def log_sphere_area(
     half = _check_dim(dim) / 2
     return math.log(2) + half * math.log(math.pi) - torch.lgamma(half)
 
-# %% ../nbs/01_bessel.ipynb #ef7e0cff
+# %% ../nbs/01_bessel.ipynb #81e95108
 def log_normalizer(
     dim: int | Tensor,  # D, at least 2, broadcast against kappa
     kappa: Tensor | float,  # concentration in [0, inf]

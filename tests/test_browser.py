@@ -135,12 +135,13 @@ def test_no_directive_shows_on_any_page() -> None:
 
 
 @pytest.mark.parametrize("page", [p for p in pages() if (HTML.parent.parent / p).with_suffix(".ipynb").exists()])
-def test_chapter_offers_its_notebook_and_names_the_switch(browser: webdriver.Chrome, page: str) -> None:
+def test_chapter_offers_its_notebook_and_names_its_switch(browser: webdriver.Chrome, page: str) -> None:
     open_page(browser, (HTML / page).as_uri())
     link = browser.find_element(By.CSS_SELECTOR, ".pcl-run a.download")
     target = Path(urlsplit(link.get_attribute("href")).path.replace("%20", " "))
     assert json.loads(target.read_text())["nbformat"] == 4
-    assert "PCL_RERUN" in browser.find_element(By.CSS_SELECTOR, ".pcl-run").text
+    note = browser.find_element(By.CSS_SELECTOR, ".pcl-run").text
+    assert ("PCL_RERUN" in note) == ("PCL_RERUN" in target.read_text()), "the switch is named where it does something"
 
 
 def test_search_finds_the_loss_chapter(browser: webdriver.Chrome, site: str) -> None:

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from pcl.cli import find_data, main, notebook_folder, parse_seeds
-from pcl.experiments import EXPERIMENTS, PRESETS, Job, UnknownName, jobs, run_job
 
 from pcl import ledger
+from pcl.cli import find_data, main, notebook_folder, parse_seeds
+from pcl.experiments import EXPERIMENTS, PRESETS, Job, UnknownName, jobs, run_job
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pcl.encoders import SphereEncoder, mlp, mlp_encoder, set_kappa_range
 from torch import nn
+
+from pcl.encoders import SphereEncoder, mlp, mlp_encoder, set_kappa_range
 
 
 @pytest.mark.parametrize("shared", [False, True])

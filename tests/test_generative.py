@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+
 from pcl.generative import UniformProcess
 from pcl.kernels import log_marginal
-
 from pcl.metrics import rmse
 
 DOUBLE = torch.float64
