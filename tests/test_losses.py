@@ -212,8 +212,8 @@ def test_gradcheck_closed_forms(name, in_batch):
 @pytest.mark.parametrize("in_batch", [False, True])
 @pytest.mark.parametrize("name", [n for n in ALL if n not in CLOSED])
 def test_gradcheck_sampled_losses_end_to_end(name, in_batch):
-    # In dimension 3 the sampler inverts the cosine's cdf, so common random numbers make the loss smooth in every kappa. Means
-    # of vectors that are drawn in full move by a rotation, an unbiased gradient but not that of the sampler's own map: fixed here.
+    # In dimension 3 the sampler inverts the cosine's cdf, so common random numbers make the loss smooth in every kappa.
+    # Vectors drawn in full follow their mean by a rotation: unbiased, but not the sampler's own map. Those means are fixed.
     tensors = parameters(3)[: 4 if in_batch else 6]
     tensors = [x.detach() if i == 0 or (in_batch and i == 2) else x for i, x in enumerate(tensors)]
 
@@ -235,7 +235,8 @@ def test_gradcheck_from_the_samples_on(name, in_batch, dim, monkeypatch):
     def loss(*x):
         z, *rest = x
         z = F.normalize(z, dim=-1)
-        monkeypatch.setattr(losses, "_draw", lambda *_: draws._replace(sampled=(z, *rest[: n_sampled - 1]), fixed=rest[n_sampled - 1 :]))
+        fixed = draws._replace(sampled=(z, *rest[: n_sampled - 1]), fixed=rest[n_sampled - 1 :])
+        monkeypatch.setattr(losses, "_draw", lambda *_: fixed)
         return ALL[name](reduction="none", chunk_size=3)(*triple)
 
     assert torch.autograd.gradcheck(loss, [x.detach().clone().requires_grad_() for x in (*draws.sampled, *draws.fixed)])
