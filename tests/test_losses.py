@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from pcl import losses
 from pcl.bessel import log_normalizer
-from pcl.kernels import log_marginal
+from pcl.kernels import log_expected_likelihood, log_marginal
 from pcl.losses import ELK, HIB, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE, loss_landscape
 from pcl.vmf import VonMisesFisher
 
@@ -174,6 +174,12 @@ def test_hib_equals_a_triple_loop(in_batch, as_published):
     loss = HIB(a, b, K, as_published=as_published, reduction="none")
     value = loss(q, q_pos, q_neg, generator=seeded(12))
     torch.testing.assert_close(value, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=1e-10)
+
+
+def test_elk_scores_are_the_expected_likelihood_kernel():
+    q, q_pos, _ = batch(dim=10)
+    scores = ELK(3.0).critic((q.loc * q_pos.loc).sum(-1), q.concentration, q_pos.concentration, 10)
+    torch.testing.assert_close(scores, 3 * log_expected_likelihood(q, q_pos), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ALL)
