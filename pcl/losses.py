@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ContrastiveLoss', 'InfoNCE', 'MCInfoNCE', 'loss_landscape', 'ExactInfoNCE', 'ExactNWJ', 'ELK', 'HIB']
 
-# %% ../nbs/16_losses.ipynb #4590b82e
+# %% ../nbs/16_losses.ipynb #61439e58
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -24,7 +24,7 @@ from .vmf import VonMisesFisher, _capped, _draw_gap, _polar_ratio, _turn_rate
 
 _CHUNK_ELEMENTS = 2**20  # cosines held at a time: enough to keep the cores busy, few enough to stay in cache
 
-# %% ../nbs/16_losses.ipynb #893c2e47
+# %% ../nbs/16_losses.ipynb #406f1c8c
 def _check_batch(name: str, q: VonMisesFisher, ndim: int, like: VonMisesFisher | None = None) -> None:
     "Raise an error naming the argument unless `q` is a batch of posteriors with `ndim` axes that matches `like`."
     if not isinstance(q, VonMisesFisher):
@@ -41,7 +41,7 @@ def _check_batch(name: str, q: VonMisesFisher, ndim: int, like: VonMisesFisher |
     if q.loc.dtype != like.loc.dtype:
         raise TypeError(f"{name} has dtype {q.loc.dtype} and q has {like.loc.dtype}: cast one of them.")
 
-# %% ../nbs/16_losses.ipynb #1552a12e
+# %% ../nbs/16_losses.ipynb #9381c61b
 class _Candidates(NamedTuple):
     "The posteriors that each row is compared with, and which of them is its positive."
     loc: Tensor  # (B, N, D), or (1, B, D) when the batch provides the negatives
@@ -67,7 +67,7 @@ def _candidates(
     first = torch.zeros(rows, dtype=torch.long, device=q.loc.device)
     return _Candidates(torch.cat([q_pos.loc[:, None], q_neg.loc], 1), kappa, first)
 
-# %% ../nbs/16_losses.ipynb #164ea533
+# %% ../nbs/16_losses.ipynb #e36be820
 def _positive(name: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive finite number, got {value}.")
@@ -96,7 +96,7 @@ class ContrastiveLoss(nn.Module):
         "Mean, sum, or the values themselves."
         return per_row if self.reduction == "none" else getattr(per_row, self.reduction)()
 
-# %% ../nbs/16_losses.ipynb #0614dfba
+# %% ../nbs/16_losses.ipynb #433e9498
 class _KappaPosLoss(ContrastiveLoss):
     "A loss with a kappa_pos, fixed or learned."
 
@@ -115,7 +115,7 @@ class _KappaPosLoss(ContrastiveLoss):
         "What `print(loss)` shows."
         return f"kappa_pos={float(self.kappa_pos):g}"
 
-# %% ../nbs/16_losses.ipynb #a9fa0889
+# %% ../nbs/16_losses.ipynb #b5c59616
 class InfoNCE(_KappaPosLoss):
     "Formula 6 on the means: -log(e^c+ / (e^c+ / M + sum_m e^c_m / M)) with the critic c = kappa_pos mu.mu'."
 
@@ -153,7 +153,7 @@ class InfoNCE(_KappaPosLoss):
         kappa_ref = q.concentration.expand(q.batch_shape)[:, None]
         return self.reduce(self.contrast(self.critic(cos, kappa_ref, kappa, q.event_shape[0]), positive))
 
-# %% ../nbs/16_losses.ipynb #fbe1cf3d
+# %% ../nbs/16_losses.ipynb #eb5d7498
 def _tangent_coordinate(
     shape: torch.Size,  # shape of the result
     dim: int,  # dimension D of the ambient space
@@ -171,7 +171,7 @@ def _tangent_coordinate(
     tail = 1 - torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
     return angle * (-torch.expm1(2 / (dim - 3) * tail.log())).sqrt()
 
-# %% ../nbs/16_losses.ipynb #40ed98c3
+# %% ../nbs/16_losses.ipynb #81166d51
 _NODES = {torch.float32: 12, torch.float64: 24}  # enough for the last digits of the type, see the check below
 
 
@@ -208,7 +208,7 @@ def _turn_rates(
         pieces.append(total)
     return torch.cat(pieces)
 
-# %% ../nbs/16_losses.ipynb #b17e718f
+# %% ../nbs/16_losses.ipynb #9c83fdd9
 class _AlongAcross(torch.autograd.Function):
     "w and u sqrt(1 - w^2) of n draws per posterior, each (n, *kappa.shape), with the implicit derivative in kappa."
 
@@ -233,7 +233,7 @@ class _AlongAcross(torch.autograd.Function):
         grad.addcmul_(across * grad_across.reshape(gap.shape), 1 - gap, value=-1)
         return grad.mul_(_turn_rates(ctx.dim, kappa, gap)).sum(0).view(ctx.shape), None, None, None
 
-# %% ../nbs/16_losses.ipynb #0a618fa3
+# %% ../nbs/16_losses.ipynb #199bab4c
 def _row_cosines(
     z: Tensor,  # samples of the references, (K, B, D)
     along: Tensor,  # w: the candidates' cosines to their own means, (K, B, N)
@@ -253,7 +253,7 @@ def _batch_cosines(
     "Cosines between samples of all references and samples of all positives, (K, B, B)."
     return z @ z_pos.mT
 
-# %% ../nbs/16_losses.ipynb #53569bb8
+# %% ../nbs/16_losses.ipynb #55b66358
 class _Draws(NamedTuple):
     "Samples of a batch: `cosines(*sampled, *fixed)` has shape (K, B, N), and `sampled` can be cut along K."
     cosines: Callable[..., Tensor]
@@ -277,9 +277,10 @@ def _draw(
         z_pos = q_pos.rsample((n_samples,), generator=generator)
         return _Draws(_batch_cosines, (z, z_pos), (), positive, len(positive))
     along, across = _AlongAcross.apply(kappa, loc.shape[2], n_samples, generator)
-    return _Draws(_row_cosines, (z, along, across), (loc,), positive, loc.shape[1])
+    # Normalising unit vectors changes nothing but the gradient: it loses the component along loc, which has no meaning here.
+    return _Draws(_row_cosines, (z, along, across), (F.normalize(loc, dim=-1),), positive, loc.shape[1])
 
-# %% ../nbs/16_losses.ipynb #38f8e9d3
+# %% ../nbs/16_losses.ipynb #1119ca2c
 def _over_samples(
     summary: Callable[[Tensor], Tensor],  # maps cosines (k, B, N) to a statistic of the k samples
     draws: _Draws,  # samples of the batch
@@ -295,7 +296,7 @@ def _over_samples(
         checkpoint(piece, *p, *draws.fixed, use_reentrant=False, preserve_rng_state=False) for p in pieces
     ])
 
-# %% ../nbs/16_losses.ipynb #8134a93c
+# %% ../nbs/16_losses.ipynb #42a877ee
 def _rolled_cosines(
     z: Tensor,  # samples of the references, (K, B, D)
     z_pos: Tensor,  # samples of the positives, (K, B, D)
@@ -308,7 +309,7 @@ def _roll(draws: _Draws) -> _Draws:
     "Keep one negative per row out of those that the batch provides, as the authors' code does."
     return draws._replace(cosines=_rolled_cosines, positive=torch.zeros_like(draws.positive), n=2)
 
-# %% ../nbs/16_losses.ipynb #1bc5ee02
+# %% ../nbs/16_losses.ipynb #6097c4cb
 class MCInfoNCE(_KappaPosLoss):
     "Formula 7: -log mean_k(e^(kappa_pos z_k.z_k+) / (e^(kappa_pos z_k.z_k+) / M + sum_m e^(kappa_pos z_k.z_mk-) / M))."
 
@@ -350,7 +351,7 @@ class MCInfoNCE(_KappaPosLoss):
         log_sum = torch.logsumexp(_over_samples(log_sum_ratio, draws, self.chunk_size), 0)
         return self.reduce(math.log(self.n_samples) - log_sum)
 
-# %% ../nbs/16_losses.ipynb #0043b91e
+# %% ../nbs/16_losses.ipynb #2ec5e2f0
 def loss_landscape(
     loss: nn.Module,  # any loss of this module, with reduction='none'
     cos: Tensor,  # cosine between the reference and its positive
@@ -370,7 +371,7 @@ def loss_landscape(
     q_neg = VonMisesFisher(negatives, flat_kappa[:, None].expand(-1, n_neg))
     return loss(q, q_pos, q_neg).reshape(cos.shape)
 
-# %% ../nbs/17_exact_losses.ipynb #6f446bce
+# %% ../nbs/17_exact_losses.ipynb #de47ba62
 class ExactInfoNCE(InfoNCE):
     "InfoNCE with the critic c = log(S h): -log(Sh+ / (Sh+ / M + sum_m Sh_m / M))."
 
@@ -384,7 +385,7 @@ class ExactInfoNCE(InfoNCE):
         "The log density ratio of a positive pair to an independent one."
         return log_marginal(cos, kappa1, kappa2, self.kappa_pos, dim)
 
-# %% ../nbs/17_exact_losses.ipynb #d038b06b
+# %% ../nbs/17_exact_losses.ipynb #69cbbb7c
 class ExactNWJ(ExactInfoNCE):
     "The NWJ bound, negated: -log T+ + mean_m T_m - 1 with T = S h / Z. Zero for T = 1; its minimum is -I(x; x+)."
 
@@ -410,7 +411,7 @@ class ExactNWJ(ExactInfoNCE):
         mean_t = scores.scatter(1, column, -math.inf).exp().sum(1) / (scores.shape[1] - 1)
         return mean_t - 1 - scores.gather(1, column)[:, 0]
 
-# %% ../nbs/18_other_losses.ipynb #69720c07
+# %% ../nbs/18_other_losses.ipynb #a0ab6304
 class ELK(InfoNCE):
     "Formula 55: InfoNCE with the critic c = kappa_pos log EL, EL = C(kappa1) C(kappa2) / C(|kappa1 mu1 + kappa2 mu2|)."
 
@@ -430,7 +431,7 @@ class ELK(InfoNCE):
         log_c = [log_normalizer(dim, k) + k for k in (k1, k2, length)]
         return self.kappa_pos * (log_c[0] + log_c[1] - log_c[2] - excess).to(cos.dtype)
 
-# %% ../nbs/18_other_losses.ipynb #10af54b9
+# %% ../nbs/18_other_losses.ipynb #ec72d8d6
 class HIB(ContrastiveLoss):
     "Formula 54: -log mean_k s(a z_k.z_k+ + b) - mean_m log mean_k(1 - s(a z_k.z_mk- + b)), with s the sigmoid."
 

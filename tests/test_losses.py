@@ -423,6 +423,17 @@ def test_no_nan_at_extreme_certainties(name, kappa, dtype):
             assert all(torch.isfinite(g).all() for g in gradients if g is not None)
 
 
+@pytest.mark.parametrize("dim", [2, 3, 10])
+def test_gradient_of_candidate_means_is_tangent_and_bounded(dim):
+    # sqrt(1 - t^2) has no bounded derivative, but moving on the sphere it has: nothing may leak into the radial direction.
+    q, q_pos, q_neg = batch(dim=dim, rows=64, low=50.0, high=100.0)
+    near = q.loc.detach().clone().requires_grad_()  # candidates on top of the reference, where t is close to 1
+    value = MCInfoNCE(20.0, 64, reduction="sum")(q, VonMisesFisher(near, q_pos.concentration), q_neg, generator=seeded())
+    gradient, = torch.autograd.grad(value, near)
+    assert (gradient * near).sum(-1).abs().max() < 1e-8
+    assert gradient.norm(dim=-1).max() < 2 * 20.0
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_identical_posteriors_have_finite_gradients(name):
     loc = F.normalize(torch.ones(4, 10), dim=-1).requires_grad_()
