@@ -1,17 +1,18 @@
 """The losses against a straightforward transcription of MCInfoNCE, forward and backward, in one process."""
 
+from __future__ import annotations
+
 import math
-import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.timing import Row, best_times, show
 from pcl.losses import ExactNWJ, MCInfoNCE
 from pcl.vmf import VonMisesFisher, published_sample
 
-ROWS, SAMPLES, NEGATIVES, DIM, KAPPA_POS, ROUNDS = 512, 128, 32, 10, 20.0, 4
+ROWS, SAMPLES, NEGATIVES, DIM, KAPPA_POS, ROUNDS = 512, 128, 32, 10, 20.0, 3
 
 
 def transcribed_mcinfonce(q: VonMisesFisher, q_pos: VonMisesFisher, q_neg: VonMisesFisher) -> Tensor:
@@ -29,34 +30,23 @@ def posteriors(*shape: int) -> VonMisesFisher:
     return VonMisesFisher(loc, (16 + 16 * torch.rand(shape)).requires_grad_())
 
 
-def interleaved(*calls: Callable[[], Tensor]) -> list[float]:
-    "Best time of each call with its backward pass, taken in turns so that a busy machine slows all."
-    best = [math.inf] * len(calls)
-    for _ in range(ROUNDS):
-        for i, call in enumerate(calls):
-            start = time.perf_counter()
-            call().backward()
-            best[i] = min(best[i], time.perf_counter() - start)
-    return best
-
-
-def rows() -> list[dict]:
-    "One row per loss; the ratio is the transcription's time over ours, the bar what it must reach."
+def rows() -> list[Row]:
+    """The ratio is the transcription's time over ours, forward and backward."""
     torch.manual_seed(0)
     q, q_pos, q_neg = posteriors(ROWS), posteriors(ROWS), posteriors(ROWS, NEGATIVES)
     sampled, exact = MCInfoNCE(KAPPA_POS, SAMPLES), ExactNWJ(KAPPA_POS)
-    ours, ours_exact, peer = interleaved(
-        lambda: sampled(q, q_pos, q_neg), lambda: exact(q, q_pos), lambda: transcribed_mcinfonce(q, q_pos, q_neg)
-    )
-    scale = f"B={ROWS}, D={DIM}"
-    common = {"peer": f"transcribed MCInfoNCE, K={SAMPLES}, M={NEGATIVES}", "peer_s": peer}
+    best = best_times({
+        "MCInfoNCE": lambda: sampled(q, q_pos, q_neg).backward(),
+        "ExactNWJ": lambda: exact(q, q_pos).backward(),
+        "transcription": lambda: transcribed_mcinfonce(q, q_pos, q_neg).backward(),
+    }, ROUNDS)
+    scale = f"K={SAMPLES}, M={NEGATIVES}"
+    peer, seconds = f"transcribed MCInfoNCE, {scale}", best["transcription"]
     return [
-        {"name": f"MCInfoNCE {scale}, K={SAMPLES}, M={NEGATIVES}", "ours_s": ours, **common, "ratio": peer / ours, "bar": 4.0},
-        {"name": f"ExactNWJ {scale}, in-batch", "ours_s": ours_exact, **common, "ratio": peer / ours_exact, "bar": 20.0},
+        Row(f"MCInfoNCE B={ROWS}, D={DIM}, {scale}", best["MCInfoNCE"], peer, seconds, 4.0),
+        Row(f"ExactNWJ B={ROWS}, D={DIM}, in-batch", best["ExactNWJ"], peer, seconds, 20.0),
     ]
 
 
 if __name__ == "__main__":
-    print(f"{'':42s} {'ours, s':>9s} {'peer, s':>9s} {'ratio':>6s} {'bar':>5s}")
-    for row in rows():
-        print(f"{row['name']:42s} {row['ours_s']:9.4f} {row['peer_s']:9.4f} {row['ratio']:6.1f} {row['bar']:5.1f}")
+    show(rows())
