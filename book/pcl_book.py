@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Any
 
 DIRECTIVE = re.compile(r"^#\|\s*(?P<name>[\w-]+)(?:\s*:\s*(?P<value>\S+)|\s+.*)?\s*$")
-TAG_OF = {"hide": "remove-cell", "default_exp": "remove-cell", "hide_input": "remove-input", "hide_output": "remove-output"}
+TAG_OF = {
+    "hide": "remove-cell",
+    "default_exp": "remove-cell",
+    "hide_input": "remove-input",
+    "hide_output": "remove-output",
+}
 TAG_OF_VALUE = {
     ("echo", "false"): "remove-input",
     ("eval", "false"): "skip-execution",
@@ -20,11 +25,10 @@ TAG_OF_VALUE = {
 # Lines of the theme that only matter online: a font preload that a page opened from disk may not make (the icons are drawn by
 # script), and thebe, which is declared twice and would fetch itself from a server.
 ONLINE_ONLY = re.compile(r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphinx-thebe\.).*\n', re.MULTILINE)
-RUN_NOTE = (
-    ":::{{container}} pcl-run\n"
-    "Run this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. It reads recorded results; start Jupyter with the "
-    "environment variable `PCL_RERUN=1` to run its experiments for real.\n:::"
-)
+SWITCH = "PCL_RERUN"
+RUN_NOTE = ":::{{container}} pcl-run\nRun this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. {how}\n:::"
+COMPUTED = "Everything on this page is computed while it runs."
+RECORDED = f"It reads recorded results; start Jupyter with the environment variable `{SWITCH}=1` to run its experiments for real."
 
 
 def tag_of(line: str) -> str | None:
@@ -49,9 +53,10 @@ def translate_cell(cell: dict[str, Any]) -> None:
 
 
 def add_run_note(notebook: dict[str, Any], stem: str) -> None:
-    """Put the download link and the rerun switch under the chapter's title."""
+    """Put the download link, and the rerun switch where the chapter knows it, under the title."""
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    first["source"] = "".join(first["source"]).rstrip() + "\n\n" + RUN_NOTE.format(stem=stem) + "\n"
+    how = RECORDED if any(SWITCH in "".join(cell["source"]) for cell in notebook["cells"]) else COMPUTED
+    first["source"] = "".join(first["source"]).rstrip() + "\n\n" + RUN_NOTE.format(stem=stem, how=how) + "\n"
 
 
 def on_source_read(app: Any, docname: str, source: list[str]) -> None:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/93_torchvision.ipynb #1098aa1a
+# %% ../nbs/93_torchvision.ipynb #0166a36c
 import importlib.machinery
 import importlib.util
 from pathlib import Path
@@ -18,7 +18,7 @@ def _extension() -> Path | None:
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return None
-    names = (Path(spec.origin).parent / f"_C{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES + [".so"])
+    names = (Path(spec.origin).parent / f"_C{suffix}" for suffix in [*importlib.machinery.EXTENSION_SUFFIXES, ".so"])
     return next((path for path in names if path.exists()), None)
 
 

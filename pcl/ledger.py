@@ -6,9 +6,9 @@
 __all__ = ['SCHEMA', 'RULES', 'check_name', 'checkout', 'versions', 'revision', 'Record', 'to_json', 'from_json', 'write_root',
            'read_roots', 'LedgerError', 'write', 'Problem', 'Ledger', 'read', 'latest', 'PaperEntry', 'parse_cell',
            'paper_numbers', 'paper_configs', 'tolerance', 'mean_and_error', 'judge', 'ScoreRow', 'scoreboard',
-           'format_ours', 'format_seconds', 'counts', 'report_text', 'report_json']
+           'format_ours', 'format_seconds', 'counts', 'report_text', 'report_markdown', 'report_json']
 
-# %% ../nbs/90_ledger.ipynb #5f37c9f6
+# %% ../nbs/90_ledger.ipynb #44b84a95
 import errno
 import json
 import math
@@ -29,7 +29,7 @@ from typing import Any
 
 import pcl
 
-# %% ../nbs/90_ledger.ipynb #a3a25bd7
+# %% ../nbs/90_ledger.ipynb #3852b094
 SCHEMA = 1  # raise it when a field changes its meaning
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._=+]|-(?!-)){0,63}")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -46,7 +46,7 @@ def check_name(
         )
     return value
 
-# %% ../nbs/90_ledger.ipynb #d4cc7aca
+# %% ../nbs/90_ledger.ipynb #56cbd9a6
 def _number(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{field} must be a number, got {value!r}; call .item() on tensors and arrays")
@@ -75,7 +75,7 @@ def _text(field: str, value: object) -> str:
         raise ValueError(f"{field} must be non-empty text, got {value!r}")
     return value
 
-# %% ../nbs/90_ledger.ipynb #e85e4e91
+# %% ../nbs/90_ledger.ipynb #a77f92c6
 def checkout() -> Path | None:
     "The source checkout that `pcl` is imported from, or None for an installed package."
     root = Path(pcl.__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def revision() -> str:
         pass  # no git, no repository, or one that is not ours to read: the version still identifies a release
     return f"pcl-{pcl.__version__}"
 
-# %% ../nbs/90_ledger.ipynb #34f454b8
+# %% ../nbs/90_ledger.ipynb #4cc14f52
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
@@ -146,7 +146,7 @@ class Record:
         "Runs with the same key are repetitions; the latest counts."
         return self.experiment, self.row, self.preset, self.seed
 
-# %% ../nbs/90_ledger.ipynb #4e24315f
+# %% ../nbs/90_ledger.ipynb #6946a819
 def _checked(r: Record) -> dict[str, Any]:
     "Every field of `r`, checked and copied; the error names the field."
     if type(r.schema) is not int or r.schema != SCHEMA:
@@ -193,7 +193,7 @@ def _utc(value: object) -> str:
         raise ValueError(f"created must be in UTC (+00:00), got {text!r}")
     return text
 
-# %% ../nbs/90_ledger.ipynb #226766ab
+# %% ../nbs/90_ledger.ipynb #7e4653d2
 def _plain(value: Any) -> Any:
     "Replace non-finite floats by their names, at any depth."
     if isinstance(value, float) and not math.isfinite(value):
@@ -233,7 +233,7 @@ def from_json(text: str) -> Record:  # raises ValueError for anything that is no
 def _named_float(value: Any) -> Any:
     return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
-# %% ../nbs/90_ledger.ipynb #fc56e63e
+# %% ../nbs/90_ledger.ipynb #73743ae8
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -268,7 +268,7 @@ def _publish(text: str, folder: Path, stem: str) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
 
-# %% ../nbs/90_ledger.ipynb #4e9ded0c
+# %% ../nbs/90_ledger.ipynb #1ad2df29
 def write_root() -> Path:
     "The folder that new records go to."
     named, root = os.environ.get("PCL_RESULTS"), checkout()
@@ -283,7 +283,7 @@ def read_roots() -> list[Path]:
         return [write_root()]
     return [Path(pcl.__file__).resolve().parent / "results", write_root()]
 
-# %% ../nbs/90_ledger.ipynb #7c8c4eae
+# %% ../nbs/90_ledger.ipynb #9bccd93d
 class LedgerError(OSError):
     "A record could not be written where it belongs; the message says where it is now."
 
@@ -310,7 +310,7 @@ def write(
         "written to, or set PCL_RESULTS to one."
     )
 
-# %% ../nbs/90_ledger.ipynb #9bf39f29
+# %% ../nbs/90_ledger.ipynb #5005ae9b
 @dataclass(frozen=True)
 class Problem:
     "A file in the ledger that is not a record."
@@ -363,7 +363,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
         newest[r.key] = r
     return list(newest.values())
 
-# %% ../nbs/90_ledger.ipynb #54f301d2
+# %% ../nbs/90_ledger.ipynb #3876b9d6
 @dataclass(frozen=True)
 class PaperEntry:
     "One published number, as printed, with its source."
@@ -405,7 +405,7 @@ def parse_cell(printed: str) -> tuple[str, float | None, float | None, float]:  
     stderr = float(cell["stderr"]) if cell["stderr"] else None
     return rule, float(cell["value"]), stderr, 0.5 * 10.0 ** -len(cell["digits"] or "")
 
-# %% ../nbs/90_ledger.ipynb #91451c41
+# %% ../nbs/90_ledger.ipynb #2e3594b6
 @lru_cache(maxsize=1)
 def _paper_file() -> dict[str, Any]:
     root = checkout()
@@ -451,7 +451,7 @@ def paper_configs() -> dict[str, dict[str, Any]]:
     "Table 6 and the settings stated beside it, by name."
     return {c["name"]: dict(c) for c in _paper_file()["config"]}
 
-# %% ../nbs/90_ledger.ipynb #9f79bbae
+# %% ../nbs/90_ledger.ipynb #c885fa42
 RULES = {
     "value": "reproduced if the means differ by at most u + 2 sqrt((s + u)² + s'²): s and s' the two standard errors, "
              "u the rounding of the printed digits; 10 % of the printed value in place of 2s where no error is printed",
@@ -478,7 +478,7 @@ def tolerance(
         return entry.half_unit + math.hypot(0.1 * abs(entry.value), 2 * stderr)
     return entry.half_unit + 2 * math.hypot(entry.stderr + entry.half_unit, stderr)
 
-# %% ../nbs/90_ledger.ipynb #24020bdd
+# %% ../nbs/90_ledger.ipynb #ef76efbf
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no error for a single run
     "Mean and standard error over seeds."
     n = len(values)
@@ -516,7 +516,7 @@ def judge(
         return "differs", "a curve has fallen since half-way"
     return verdict, reason
 
-# %% ../nbs/90_ledger.ipynb #85af8908
+# %% ../nbs/90_ledger.ipynb #9f3ffef8
 def _by_value(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
     return _compared(e, mean, tolerance(e, error))
 
@@ -556,7 +556,7 @@ def _by_choice(e: PaperEntry, values: Sequence[float], mean: float, error: float
 _RULE = {"value": _by_value, "at least": _by_bound, "magnitude": _by_magnitude, "diverges": _by_divergence,
          "trend": _by_trend, "choice": _by_choice}
 
-# %% ../nbs/90_ledger.ipynb #7d061150
+# %% ../nbs/90_ledger.ipynb #50ce3dbb
 @dataclass(frozen=True)
 class ScoreRow:
     "One line of the scoreboard."
@@ -593,7 +593,7 @@ def _rank_correlation(values: Sequence[float]) -> float:
     norm = math.sqrt(sum((r - centre) ** 2 for r in ranks) * sum((i - centre) ** 2 for i in range(len(values))))
     return cov / norm if norm else 0.0
 
-# %% ../nbs/90_ledger.ipynb #8bdd1daf
+# %% ../nbs/90_ledger.ipynb #c08ed81e
 def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, list[Record]]]:
     "Our value for an entry, one per seed, with the runs it came from."
     mine = [r for r in runs if r.experiment == entry.experiment and entry.metric in r.metrics]
@@ -627,7 +627,7 @@ def _score(entry: PaperEntry, preset: str, found: Sequence[tuple[float, list[Rec
         entry.rule, reason, entry.title, entry.source, entry.note,
     )
 
-# %% ../nbs/90_ledger.ipynb #8c25dfa7
+# %% ../nbs/90_ledger.ipynb #fcb992a4
 def _own_row(runs: Sequence[Record], metric: str) -> ScoreRow:
     "A line for runs that no published cell speaks of."
     first = runs[0]
@@ -662,7 +662,7 @@ def scoreboard(
                 own.setdefault((r.experiment, r.row, r.preset, metric), []).append(r)
     return rows + [_own_row(own[key], key[3]) for key in sorted(own)]
 
-# %% ../nbs/90_ledger.ipynb #6d4ec084
+# %% ../nbs/90_ledger.ipynb #9b6d7216
 def format_ours(row: ScoreRow) -> str:
     "Our mean and standard error, with the digits of the printed number, or four significant ones."
     if row.ours is None:
@@ -699,6 +699,16 @@ def report_text(rows: Sequence[ScoreRow]) -> str:
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (head, *body)]
     summary = ", ".join(f"{n} {verdict}" for verdict, n in counts(rows).items())
     return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:], "", summary])
+
+
+def report_markdown(rows: Sequence[ScoreRow]) -> str:
+    "The lines of the scoreboard that have been run, as a Markdown table."
+    body = [
+        f"| {r.experiment} | {r.row} | {r.label} | {r.paper} | {format_ours(r)} | {r.seeds} | "
+        f"{'; '.join(filter(None, [r.verdict, r.reason]))} |"
+        for r in rows if r.seeds
+    ]
+    return "\n".join(["| experiment | row | measured | paper | ours | seeds | verdict |", "|---|---|---|---|---|---|---|", *body])
 
 
 def report_json(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:

@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['rmse', 'mae', 'pearson', 'spearman', 'pair_cosines', 'recovery', 'mean_abs_cosine']
 
-# %% ../nbs/23_metrics.ipynb #3298b16f
+# %% ../nbs/23_metrics.ipynb #aef99c3c
 import numpy as np
-import torch
 from torch import Tensor
 
-# %% ../nbs/23_metrics.ipynb #f8516bbb
+# %% ../nbs/23_metrics.ipynb #73cbeeb9
 def _vector(name: str, values: Tensor | np.ndarray) -> np.ndarray:
     """A flat, finite float array, or an error that names the argument."""
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
@@ -42,7 +41,7 @@ def mae(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     left, right = _same_length(a, b, least=1)
     return float(np.mean(np.abs(left - right), dtype=np.float64))
 
-# %% ../nbs/23_metrics.ipynb #29e9e248
+# %% ../nbs/23_metrics.ipynb #e365fbcd
 def pearson(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     """Pearson's correlation; NaN if either argument is constant."""
     left, right = _same_length(a, b, least=2)
@@ -51,7 +50,7 @@ def pearson(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     scale = np.sqrt(np.dot(x, x) * np.dot(y, y))
     return float(np.dot(x, y) / scale) if scale > 0 else float("nan")
 
-# %% ../nbs/23_metrics.ipynb #88f6b4b9
+# %% ../nbs/23_metrics.ipynb #7fc3c2f4
 def _sorted_order(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices that sort `values`, and where in that order each run of equal values starts."""
     if values.dtype != np.float32 or len(values) >= 2**31:
@@ -82,7 +81,7 @@ def _double_ranks(values: np.ndarray) -> np.ndarray:
     ranks[order] = np.repeat((2 * starts + sizes - 1).astype(kind), sizes)
     return ranks
 
-# %% ../nbs/23_metrics.ipynb #f96b867a
+# %% ../nbs/23_metrics.ipynb #c01f000a
 def spearman(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
     """Spearman's rank correlation, ties averaged; NaN if either argument is constant."""
     left, right = _same_length(a, b, least=2)
@@ -94,7 +93,7 @@ def spearman(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
         xy, xx, yy = xy + np.dot(u, v), xx + np.dot(u, u), yy + np.dot(v, v)
     return float(xy / np.sqrt(xx * yy)) if xx > 0 and yy > 0 else float("nan")
 
-# %% ../nbs/23_metrics.ipynb #8260a833
+# %% ../nbs/23_metrics.ipynb #f1315386
 def pair_cosines(
     mu: Tensor,  # directions, shape (n, D)
     block: int = 512,  # rows multiplied at a time
@@ -134,7 +133,7 @@ def recovery(
         "kappa_rank": spearman(kappa, kappa_hat),
     }
 
-# %% ../nbs/23_metrics.ipynb #972aa9ca
+# %% ../nbs/23_metrics.ipynb #f28c722e
 def mean_abs_cosine(
     samples: Tensor,  # unit vectors, shape (n_samples, ..., D)
     loc: Tensor,  # the modes, shape (..., D)

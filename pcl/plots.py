@@ -5,19 +5,19 @@
 # %% auto #0
 __all__ = ['PALETTE', 'STYLE', 'use_style', 'sphere_widget']
 
-# %% ../nbs/92_plots.ipynb #d17d2bf3
+# %% ../nbs/92_plots.ipynb #3e079991
 import json
 from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # at run time matplotlib and IPython come in only when a figure is drawn
     from IPython.display import HTML
 
-# %% ../nbs/92_plots.ipynb #59518fa9
+# %% ../nbs/92_plots.ipynb #4b770efd
 # Ordered dark to light, so that neighbours stay apart in grey; hues from the colour-blind safe set of Okabe and Ito.
 PALETTE = ("#0b3c5d", "#c1440e", "#1b8a6b", "#d99a1c", "#8a6fb3", "#7d8a94")
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -43,7 +43,7 @@ def use_style() -> None:
     import matplotlib
     from cycler import cycler
 
-    matplotlib.rcParams.update(STYLE | {"axes.prop_cycle": cycler(color=PALETTE)})
+    matplotlib.rcParams.update({**STYLE, "axes.prop_cycle": cycler(color=PALETTE)})
     try:
         from IPython import get_ipython
         from matplotlib_inline.backend_inline import set_matplotlib_formats
@@ -52,14 +52,15 @@ def use_style() -> None:
     if get_ipython() is not None:
         set_matplotlib_formats("svg")
 
-# %% ../nbs/92_plots.ipynb #5709d528
+# %% ../nbs/92_plots.ipynb #9345b1a1
 #| code-fold: true
 _SPHERE = Template("""
 <figure class="pcl-sphere" id="$uid" style="margin:1em auto;max-width:30rem;text-align:center">
 <canvas width="640" height="640" tabindex="0" role="img" style="width:min(100%,20rem);touch-action:none;cursor:grab"
  aria-label="Density of a von Mises-Fisher distribution on the 2-sphere; drag or use the arrow keys to turn it"></canvas>
 <div><label style="display:block">κ = <output>$kappa</output><br>
-<input type="range" min="0" max="100" step="1" value="$start" aria-label="concentration kappa" style="width:min(90%,20rem)"></label></div>
+<input type="range" min="0" max="100" step="1" value="$start" aria-label="concentration kappa"
+ style="width:min(90%,20rem)"></label></div>
 <figcaption style="font-size:.9em"></figcaption>
 </figure>
 <script>
@@ -86,15 +87,16 @@ _SPHERE = Template("""
     ctx.putImageData(img, 0, 0);
     out.textContent = k < 10 ? k.toFixed(1) : k.toFixed(0);
     const degrees = Math.acos(Math.max(-1, t)) * 180 / Math.PI;
-    cap.textContent = "The ring bounds the smallest cap holding " + Math.round(100 * level) + " % of the mass: " + degrees.toFixed(0)
-      + " degrees around the mode.";
+    cap.textContent = "The ring bounds the smallest cap holding " + Math.round(100 * level) + " % of the mass: "
+      + degrees.toFixed(0) + " degrees around the mode.";
   }
+  function turn(right, up) { yaw += right; pitch = Math.max(-1.5, Math.min(1.5, pitch + up)); draw(); }
   slider.addEventListener("input", draw);
   cv.addEventListener("pointermove", e => {
-    if (!e.buttons) return; yaw += e.movementX / 120; pitch = Math.max(-1.5, Math.min(1.5, pitch - e.movementY / 120)); draw(); });
+    if (e.buttons) turn(e.movementX / 120, -e.movementY / 120); });
   cv.addEventListener("keydown", e => {
     const step = { ArrowLeft: [-.1, 0], ArrowRight: [.1, 0], ArrowUp: [0, .1], ArrowDown: [0, -.1] }[e.key];
-    if (step) { yaw += step[0]; pitch = Math.max(-1.5, Math.min(1.5, pitch + step[1])); e.preventDefault(); draw(); } });
+    if (step) { e.preventDefault(); turn(...step); } });
   draw();
 })();
 </script>

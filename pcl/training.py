@@ -9,7 +9,7 @@ __all__ = ['SCHEDULES', 'PRECISIONS', 'INSTALL', 'Draw', 'FORMAT', 'Config', 'ra
            'connect', 'local_batch', 'seed_global', 'Diverged', 'train_step', 'Run', 'Saver', 'progress_bar',
            'show_progress', 'set_modes', 'measure', 'fit']
 
-# %% ../nbs/24_training.ipynb #a6830f17
+# %% ../nbs/24_training.ipynb #a93b9e49
 import hashlib
 import importlib.util
 import math
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from .vmf import VonMisesFisher
 
-# %% ../nbs/24_training.ipynb #b3073bdc
+# %% ../nbs/24_training.ipynb #5f44f8f2
 SCHEDULES = ("constant", "step", "one-cycle")
 
 
@@ -70,7 +70,7 @@ def _check(good: bool, name: str, value: object, wanted: str) -> None:
     if not good:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
-# %% ../nbs/24_training.ipynb #e14d8eb1
+# %% ../nbs/24_training.ipynb #43bcd5e4
 def rate_factor(
     config: Config,
     step: int,  # from 0
@@ -93,14 +93,14 @@ def learns(
     """Whether directions and concentrations learn at a step."""
     return step < config.mu_until * config.steps, step >= config.kappa_from * config.steps
 
-# %% ../nbs/24_training.ipynb #094af68c
+# %% ../nbs/24_training.ipynb #e79f78d2
 def step_seed(
     *words: str | int,  # what the numbers are for, the run's seed, the step, ...
 ) -> int:
     """A seed that looks random and depends on all words."""
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
 
-# %% ../nbs/24_training.ipynb #267983cd
+# %% ../nbs/24_training.ipynb #931795d0
 def other_positives(
     q_pos: VonMisesFisher,  # this process's positives, shape (b,)
     gather: Callable[[Tensor], Tensor],  # (b, ...) to (processes, b, ...), with gradients
@@ -114,7 +114,7 @@ def other_positives(
     others = column + (column >= own)  # (b, B - 1): all numbers but the anchor's own
     return VonMisesFisher(loc[others], kappa[others], validate_args=False)
 
-# %% ../nbs/24_training.ipynb #5c7e58e3
+# %% ../nbs/24_training.ipynb #52bce7a4
 class Objective(nn.Module):
     """Takes a batch to its loss."""
 
@@ -135,9 +135,8 @@ class Objective(nn.Module):
         n = len(x)
         out = self.encoder(torch.cat([x, x_pos] if x_neg is None else [x, x_pos, x_neg.flatten(0, 1)]))
         with torch.autocast(x.device.type, enabled=False):
-            loc, concentration = _full_precision(out.loc), out.concentration.expand(out.batch_shape)
-            loc, concentration = loc if mu else loc.detach(), concentration if kappa else concentration.detach()
-            concentration = concentration.to(loc.dtype)
+            loc = out.loc if mu else out.loc.detach()
+            concentration = out.concentration if kappa else out.concentration.detach()
             q, q_pos = (VonMisesFisher(loc[i : i + n], concentration[i : i + n], validate_args=False) for i in (0, n))
             q_neg = None
             if x_neg is not None:
@@ -161,12 +160,7 @@ def make_objective(
         return Objective(encoder, loss)
     return Objective(encoder, loss, lambda part: place.all_gather(part, sync_grads=True), place.global_rank)
 
-
-def _full_precision(loc: Tensor) -> Tensor:
-    """Directions rounded to half precision are not of unit length any more."""
-    return loc if loc.dtype in (torch.float32, torch.float64) else nn.functional.normalize(loc.float(), dim=-1)
-
-# %% ../nbs/24_training.ipynb #3df1dbca
+# %% ../nbs/24_training.ipynb #a026a39f
 def parameter_groups(
     objective: Objective,
 ) -> dict[str, list[nn.Parameter]]:
@@ -203,7 +197,7 @@ def set_rates(
             for parameter in group["params"]:
                 parameter.grad = None  # AdamW then skips it, memory and weight decay included
 
-# %% ../nbs/24_training.ipynb #2d7577da
+# %% ../nbs/24_training.ipynb #02ac1b04
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
@@ -259,7 +253,7 @@ def check_config(
         listed = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted.get(name)!r} here" for name in names)
         raise CheckpointError(f"checkpoint {path} is of another run: {listed}. Choose another file, or delete it")
 
-# %% ../nbs/24_training.ipynb #58424210
+# %% ../nbs/24_training.ipynb #7fdca0a4
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 INSTALL = "pip install 'probabilistic-contrastive-learning[train]'"
 
@@ -321,7 +315,7 @@ def connect(
     fabric.launch()
     return fabric
 
-# %% ../nbs/24_training.ipynb #19549f6a
+# %% ../nbs/24_training.ipynb #5eea8a03
 Draw = Callable[[int, int, torch.Generator], Iterable[Tensor | None]]  # n, n_neg, generator to x, x_pos, x_neg
 
 
@@ -351,7 +345,7 @@ def seed_global(
     if place.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
-# %% ../nbs/24_training.ipynb #3154bb38
+# %% ../nbs/24_training.ipynb #9509fc34
 class Diverged(RuntimeError):
     """A loss or a gradient that is not finite."""
 
@@ -392,7 +386,7 @@ def train_step(
     optimizer.step()
     return value.item()
 
-# %% ../nbs/24_training.ipynb #d9243f09
+# %% ../nbs/24_training.ipynb #74f131ac
 @dataclass
 class Run:
     """How far a training run is, and what it has seen."""
@@ -411,7 +405,7 @@ class Run:
             self.curve.setdefault(name, []).append(float(value))
         self.recent = []
 
-# %% ../nbs/24_training.ipynb #0e7a6060
+# %% ../nbs/24_training.ipynb #44455b49
 FORMAT = "pcl.training 1"  # changes when the meaning of a checkpoint does
 
 
@@ -460,7 +454,7 @@ class Saver:
             raise CheckpointError(f"checkpoint {self.path} is of another encoder or loss: {error}") from error
         return Run(**content["run"])
 
-# %% ../nbs/24_training.ipynb #a8240541
+# %% ../nbs/24_training.ipynb #af354976
 def progress_bar(
     config: Config,
     run: Run,
@@ -504,7 +498,7 @@ def measure(
     encoder.eval()
     return {} if evaluate is None else evaluate(encoder)
 
-# %% ../nbs/24_training.ipynb #4c2f5231
+# %% ../nbs/24_training.ipynb #020e1405
 def fit(
     encoder: nn.Module,  # observations to `VonMisesFisher`; trained in place
     loss: nn.Module,  # called as loss(q, q_pos, q_neg)

@@ -197,6 +197,18 @@ def test_functional_transforms():
     torch.testing.assert_close(mapped, bessel_ratio(orders[:, None], kappa), rtol=1e-14, atol=0)
 
 
+def test_one_derivative_too_many_is_refused():
+    grad = torch.func.grad
+    three, k = torch.tensor(3.0, dtype=torch.float64), torch.tensor(3.0, dtype=torch.float64, requires_grad=True)
+    (a1,) = torch.autograd.grad(bessel_ratio(4.0, k), k, create_graph=True)
+    (a2,) = torch.autograd.grad(a1, k, create_graph=True)
+    assert torch.equal(grad(grad(grad(lambda k: log_normalizer(10, k))))(three), -a2.detach())
+    with pytest.raises(NotImplementedError, match="differentiated twice"):
+        torch.autograd.grad(a2, k)
+    with pytest.raises(NotImplementedError, match="differentiated twice"):
+        grad(grad(grad(lambda k: bessel_ratio(4.0, k))))(three)
+
+
 def test_inputs_are_left_alone():
     kappa, nu = torch.rand(50, dtype=torch.float64), torch.arange(50.0, dtype=torch.float64)
     kept = kappa.clone(), nu.clone()

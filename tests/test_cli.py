@@ -78,7 +78,9 @@ def test_report_speaks_to_people_and_to_machines(capsys: pytest.CaptureFixture[s
     assert "not yet run" in capsys.readouterr().out
     assert main(["report", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {"experiment", "row", "preset", "metric", "paper", "ours", "spread", "seeds", "seconds", "verdict"} <= set(rows[0])
+    assert {"experiment", "row", "preset", "metric", "paper", "ours", "spread", "seeds", "seconds", "verdict"} <= set(
+        rows[0]
+    )
 
 
 def test_report_skips_a_broken_file_and_says_so(capsys: pytest.CaptureFixture[str], own_ledger: Path) -> None:
@@ -100,7 +102,9 @@ def test_doctor_reports_data_found_missing_and_corrupt(
     assert find_data("cifar10h-probs.npy", [tmp_path]).startswith("CORRUPT")
 
 
-def test_notebooks_are_copied_and_nothing_is_replaced_unasked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notebooks_are_copied_and_nothing_is_replaced_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "a folder" / "chapters"
     assert main(["notebooks", str(target)]) == 0
     copied = {p.name for p in target.iterdir()}

@@ -35,8 +35,9 @@ def test_import_pulls_in_nothing_heavy() -> None:
 def test_every_module_imports_without_extras(root: Path) -> None:
     """The library proper needs torch, numpy and scipy only: everything else is refused at import."""
     names = [p.stem for p in (root / "pcl").glob("[a-z]*.py")]
-    block = "import sys\nfor name in %r: sys.modules[name] = None\n" % (HEAVY,)
-    python(block + "import importlib\nfor name in %r: importlib.import_module('pcl.' + name)" % (names,))
+    refuse = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r}))"
+    load = f"import importlib; [importlib.import_module('pcl.' + name) for name in {names!r}]"
+    python(refuse + "; " + load)
 
 
 def test_import_is_cheap() -> None:
@@ -67,12 +68,14 @@ def test_imports_point_left(root: Path) -> None:
 
 def test_package_is_a_fresh_export(root: Path, tmp_path: Path) -> None:
     for name in ("nbs", "pcl"):
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+        shutil.copytree(
+            root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
+        )
     shutil.copy(root / "settings.ini", tmp_path)
     for path in (tmp_path / "pcl").glob("[a-z]*.py"):
         path.unlink()
-    subprocess.run([sys.executable, "-c", "from nbdev.export import nb_export; from nbdev.doclinks import nbdev_export; nbdev_export()"],
-                   cwd=tmp_path, check=True, capture_output=True)  # fmt: skip
+    export = "from nbdev.doclinks import nbdev_export; nbdev_export()"
+    subprocess.run([sys.executable, "-c", export], cwd=tmp_path, check=True, capture_output=True)
     committed = {p.name: p.read_text() for p in (root / "pcl").glob("*.py")}
     exported = {p.name: p.read_text() for p in (tmp_path / "pcl").glob("*.py")}
     assert sorted(committed) == sorted(exported)
@@ -82,9 +85,16 @@ def test_package_is_a_fresh_export(root: Path, tmp_path: Path) -> None:
 def test_notebooks_are_clean(root: Path, tmp_path: Path) -> None:
     shutil.copy(root / "settings.ini", tmp_path)
     shutil.copytree(root / "nbs", tmp_path / "nbs", ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
-    subprocess.run([sys.executable, "-c", "from nbdev.clean import nbdev_clean; nbdev_clean()"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", "from nbdev.clean import nbdev_clean; nbdev_clean()"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
     for path in sorted((root / "nbs").glob("*.ipynb")):
-        assert path.read_text() == (tmp_path / "nbs" / path.name).read_text(), f"run nbdev_clean --fname nbs/{path.name}"
+        assert path.read_text() == (tmp_path / "nbs" / path.name).read_text(), (
+            f"run nbdev_clean --fname nbs/{path.name}"
+        )
         cells = json.loads(path.read_text())["cells"]
         assert all(not cell.get("outputs") for cell in cells), f"{path.name} carries outputs; the build makes them"
 
@@ -108,6 +118,8 @@ def test_make_explains_itself(root: Path, target: str) -> None:
 def test_make_names_a_missing_python_in_one_line(root: Path, tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(root / name, tmp_path)
-    done = subprocess.run(["make", "--no-print-directory", "setup", "PYTHON=no-such-python"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "setup", "PYTHON=no-such-python"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode != 0
     assert done.stdout.startswith("Missing: no-such-python") and done.stdout.count("\n") == 1

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 # Asked without importing it: beside a CPU torch that import is the very thing that fails.
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("timm") is None, reason="the images extra is not installed; make test installs it")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("timm") is None, reason="the images extra is not installed; make test installs it"
+)
 
 
 def python(code: str) -> str:

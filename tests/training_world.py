@@ -22,8 +22,9 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> VonMisesFisher:
         hidden = self.backbone(x)
-        loc = nn.functional.normalize(self.mu_net(hidden), dim=-1)
-        return VonMisesFisher(loc, 1 + self.kappa_net(hidden).squeeze(-1).exp(), validate_args=False)
+        outputs = self.mu_net(hidden), self.kappa_net(hidden)
+        loc, scalar = (out.to(torch.promote_types(out.dtype, torch.float32)) for out in outputs)
+        return VonMisesFisher(nn.functional.normalize(loc, dim=-1), 1 + scalar.squeeze(-1).exp(), validate_args=False)
 
 
 def draw(n: int, n_neg: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
