@@ -9,14 +9,14 @@ __all__ = ['SCHEDULES', 'PRECISIONS', 'INSTALL', 'Draw', 'FORMAT', 'Config', 'ra
            'connect', 'local_batch', 'seed_global', 'Diverged', 'train_step', 'Run', 'Saver', 'progress_bar',
            'show_progress', 'set_modes', 'measure', 'fit']
 
-# %% ../nbs/24_training.ipynb #a93b9e49
+# %% ../nbs/24_training.ipynb #d0203327
 import hashlib
 import importlib.util
 import math
 import os
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from .vmf import VonMisesFisher
 
-# %% ../nbs/24_training.ipynb #5f44f8f2
+# %% ../nbs/24_training.ipynb #f690416b
 SCHEDULES = ("constant", "step", "one-cycle")
 
 
@@ -70,7 +70,7 @@ def _check(good: bool, name: str, value: object, wanted: str) -> None:
     if not good:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
-# %% ../nbs/24_training.ipynb #43bcd5e4
+# %% ../nbs/24_training.ipynb #8f14f43e
 def rate_factor(
     config: Config,
     step: int,  # from 0
@@ -93,14 +93,14 @@ def learns(
     """Whether directions and concentrations learn at a step."""
     return step < config.mu_until * config.steps, step >= config.kappa_from * config.steps
 
-# %% ../nbs/24_training.ipynb #e79f78d2
+# %% ../nbs/24_training.ipynb #fd566089
 def step_seed(
     *words: str | int,  # what the numbers are for, the run's seed, the step, ...
 ) -> int:
     """A seed that looks random and depends on all words."""
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
 
-# %% ../nbs/24_training.ipynb #931795d0
+# %% ../nbs/24_training.ipynb #cb6863f2
 def other_positives(
     q_pos: VonMisesFisher,  # this process's positives, shape (b,)
     gather: Callable[[Tensor], Tensor],  # (b, ...) to (processes, b, ...), with gradients
@@ -114,7 +114,7 @@ def other_positives(
     others = column + (column >= own)  # (b, B - 1): all numbers but the anchor's own
     return VonMisesFisher(loc[others], kappa[others], validate_args=False)
 
-# %% ../nbs/24_training.ipynb #52bce7a4
+# %% ../nbs/24_training.ipynb #ada21461
 class Objective(nn.Module):
     """Takes a batch to its loss."""
 
@@ -140,8 +140,9 @@ class Objective(nn.Module):
             q, q_pos = (VonMisesFisher(loc[i : i + n], concentration[i : i + n], validate_args=False) for i in (0, n))
             q_neg = None
             if x_neg is not None:
-                rest = (part[2 * n :].unflatten(0, x_neg.shape[:2]) for part in (loc, concentration))
-                q_neg = VonMisesFisher(*rest, validate_args=False)
+                rows = x_neg.shape[:2]
+                rest = loc[2 * n :].unflatten(0, rows), concentration[2 * n :].unflatten(0, rows)
+                q_neg = VonMisesFisher(rest[0], rest[1], validate_args=False)
             elif self.gather is not None:
                 q_neg = other_positives(q_pos, self.gather, self.rank)
             return self.loss(q, q_pos, q_neg)
@@ -160,7 +161,7 @@ def make_objective(
         return Objective(encoder, loss)
     return Objective(encoder, loss, lambda part: place.all_gather(part, sync_grads=True), place.global_rank)
 
-# %% ../nbs/24_training.ipynb #a026a39f
+# %% ../nbs/24_training.ipynb #1b7ff8d4
 def parameter_groups(
     objective: Objective,
 ) -> dict[str, list[nn.Parameter]]:
@@ -197,7 +198,7 @@ def set_rates(
             for parameter in group["params"]:
                 parameter.grad = None  # AdamW then skips it, memory and weight decay included
 
-# %% ../nbs/24_training.ipynb #02ac1b04
+# %% ../nbs/24_training.ipynb #b784de23
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
@@ -253,7 +254,7 @@ def check_config(
         listed = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted.get(name)!r} here" for name in names)
         raise CheckpointError(f"checkpoint {path} is of another run: {listed}. Choose another file, or delete it")
 
-# %% ../nbs/24_training.ipynb #7fdca0a4
+# %% ../nbs/24_training.ipynb #51a50119
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 INSTALL = "pip install 'probabilistic-contrastive-learning[train]'"
 
@@ -315,8 +316,9 @@ def connect(
     fabric.launch()
     return fabric
 
-# %% ../nbs/24_training.ipynb #5eea8a03
-Draw = Callable[[int, int, torch.Generator], Iterable[Tensor | None]]  # n, n_neg, generator to x, x_pos, x_neg
+# %% ../nbs/24_training.ipynb #f9e51699
+# From n, n_neg and a generator to anchors (n, ...), positives (n, ...) and negatives (n, n_neg, ...), None if n_neg is 0.
+Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor, Tensor | None]]
 
 
 def local_batch(
@@ -326,12 +328,16 @@ def local_batch(
     place: Any,
 ) -> list[Tensor | None]:
     """This process's share of the batch of a step."""
-    held_back = not learns(config, step)[1] and config.n_neg_frozen is not None
+    held_back = not learns(config, step)[1]
     generator = torch.Generator().manual_seed(step_seed("batch", config.seed, step))
-    batch = draw(config.batch_size, config.n_neg_frozen if held_back else config.n_neg, generator)  # type: ignore[arg-type]
+    n_neg = config.n_neg_frozen if held_back and config.n_neg_frozen is not None else config.n_neg
+    x, x_pos, x_neg = draw(config.batch_size, n_neg, generator)
+    shapes = [None if part is None else tuple(part.shape) for part in (x, x_pos, x_neg)]
+    if shapes[0] != shapes[1] or len(x) != config.batch_size or (x_neg is None) != (n_neg == 0):
+        raise ValueError(f"draw was asked for {config.batch_size} pairs and {n_neg} negatives each, it gave {shapes}")
     share = config.batch_size // place.world_size
     mine = slice(place.global_rank * share, (place.global_rank + 1) * share)
-    return [None if part is None else part[mine].to(place.device) for part in batch]
+    return [None if part is None else part[mine].to(place.device) for part in (x, x_pos, x_neg)]
 
 
 def seed_global(
@@ -345,7 +351,7 @@ def seed_global(
     if place.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
-# %% ../nbs/24_training.ipynb #9509fc34
+# %% ../nbs/24_training.ipynb #5886b79a
 class Diverged(RuntimeError):
     """A loss or a gradient that is not finite."""
 
@@ -386,7 +392,7 @@ def train_step(
     optimizer.step()
     return value.item()
 
-# %% ../nbs/24_training.ipynb #74f131ac
+# %% ../nbs/24_training.ipynb #d7944ef7
 @dataclass
 class Run:
     """How far a training run is, and what it has seen."""
@@ -405,7 +411,7 @@ class Run:
             self.curve.setdefault(name, []).append(float(value))
         self.recent = []
 
-# %% ../nbs/24_training.ipynb #44455b49
+# %% ../nbs/24_training.ipynb #fc113eef
 FORMAT = "pcl.training 1"  # changes when the meaning of a checkpoint does
 
 
@@ -454,7 +460,7 @@ class Saver:
             raise CheckpointError(f"checkpoint {self.path} is of another encoder or loss: {error}") from error
         return Run(**content["run"])
 
-# %% ../nbs/24_training.ipynb #af354976
+# %% ../nbs/24_training.ipynb #00c28e69
 def progress_bar(
     config: Config,
     run: Run,
@@ -498,7 +504,7 @@ def measure(
     encoder.eval()
     return {} if evaluate is None else evaluate(encoder)
 
-# %% ../nbs/24_training.ipynb #020e1405
+# %% ../nbs/24_training.ipynb #2a8a9ab5
 def fit(
     encoder: nn.Module,  # observations to `VonMisesFisher`; trained in place
     loss: nn.Module,  # called as loss(q, q_pos, q_neg)
@@ -511,6 +517,7 @@ def fit(
     evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,  # further columns of the curve
 ) -> Run:
     """Train an encoder, from the start or from its checkpoint."""
+    _check(checkpoint_every >= 1, "checkpoint_every", checkpoint_every, "at least 1")
     place = connect() if place is None else place
     objective = make_objective(encoder, loss, config, place)
     model = place.setup_module(objective)

@@ -413,3 +413,47 @@ def test_the_batch_must_split_evenly() -> None:
 
     with pytest.raises(ValueError, match="batch_size 16 cannot be split evenly over 3"):
         fit(Encoder(), InfoNCE(5.0), draw, TINY, place=Three())
+
+
+def test_draw_must_keep_to_its_order() -> None:
+    def short(n: int, n_neg: int, generator: torch.Generator):
+        return draw(n - 1, n_neg, generator)
+
+    def without_negatives(n: int, n_neg: int, generator: torch.Generator):
+        return draw(n, 0, generator)
+
+    with pytest.raises(ValueError, match="asked for 16 pairs and 0 negatives each"):
+        fit(Encoder(), InfoNCE(5.0), short, TINY)
+    with pytest.raises(ValueError, match="asked for 16 pairs and 2 negatives each"):
+        fit(Encoder(), InfoNCE(5.0), without_negatives, Config(steps=2, batch_size=16, n_neg=2))
+
+
+def test_negatives_while_kappa_is_held_back() -> None:
+    asked = []
+
+    def noting(n: int, n_neg: int, generator: torch.Generator):
+        asked.append(n_neg)
+        return draw(n, n_neg, generator)
+
+    phases = Config(steps=4, batch_size=8, n_neg=3, n_neg_frozen=0, kappa_from=0.5, mu_until=0.5)
+    fit(Encoder(), ExactInfoNCE(5.0), noting, phases)
+    assert asked == [0, 0, 3, 3]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_a_terminal_shows_a_bar_with_live_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tqdm", reason="the bar needs the train extra")
+    code = """
+import os, pty, sys
+leader, follower = pty.openpty()
+os.dup2(follower, 2)
+from pcl.losses import InfoNCE
+from pcl.training import Config, fit
+from training_world import Encoder, draw
+
+config = Config(steps=6, batch_size=8, log_every=2, label="tiny")
+fit(Encoder(), InfoNCE(5.0), draw, config, evaluate=lambda encoder: {"rank": 0.25})
+print(os.read(leader, 100_000).decode())
+"""
+    said = python(tmp_path, code)
+    assert "tiny" in said and "6/6" in said and "loss=" in said and "rank=0.250" in said
