@@ -444,8 +444,9 @@ def test_negatives_while_kappa_is_held_back() -> None:
 def test_a_terminal_shows_a_bar_with_live_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tqdm", reason="the bar needs the train extra")
     code = """
-import os, pty, sys
+import fcntl, os, pty, struct, termios
 leader, follower = pty.openpty()
+fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
 os.dup2(follower, 2)
 from pcl.losses import InfoNCE
 from pcl.training import Config, fit
