@@ -9,7 +9,7 @@ __all__ = ['SCHEDULES', 'PRECISIONS', 'INSTALL', 'Draw', 'FORMAT', 'Config', 'ra
            'connect', 'local_batch', 'seed_global', 'Diverged', 'train_step', 'Run', 'Saver', 'progress_bar',
            'show_progress', 'set_modes', 'measure', 'fit']
 
-# %% ../nbs/24_training.ipynb #2cbdeb42
+# %% ../nbs/24_training.ipynb #549184f7
 import hashlib
 import importlib.util
 import math
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from .vmf import VonMisesFisher
 
-# %% ../nbs/24_training.ipynb #73586077
+# %% ../nbs/24_training.ipynb #099a34b7
 SCHEDULES = ("constant", "step", "one-cycle")
 
 
@@ -70,7 +70,7 @@ def _check(good: bool, name: str, value: object, wanted: str) -> None:
     if not good:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
-# %% ../nbs/24_training.ipynb #940c8aaa
+# %% ../nbs/24_training.ipynb #7b8a6dc0
 def rate_factor(
     config: Config,
     step: int,  # from 0
@@ -93,14 +93,14 @@ def learns(
     """Whether directions and concentrations learn at a step."""
     return step < config.mu_until * config.steps, step >= config.kappa_from * config.steps
 
-# %% ../nbs/24_training.ipynb #4f12c11c
+# %% ../nbs/24_training.ipynb #c77830fb
 def step_seed(
     *words: str | int,  # what the numbers are for, the run's seed, the step, ...
 ) -> int:
     """A seed that looks random and depends on all words."""
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
 
-# %% ../nbs/24_training.ipynb #fbe855a7
+# %% ../nbs/24_training.ipynb #6d0c6b52
 def other_positives(
     q_pos: VonMisesFisher,  # this process's positives, shape (b,)
     gather: Callable[[Tensor], Tensor],  # (b, ...) to (processes, b, ...), with gradients
@@ -114,7 +114,7 @@ def other_positives(
     others = column + (column >= own)  # (b, B - 1): all numbers but the anchor's own
     return VonMisesFisher(loc[others], kappa[others], validate_args=False)
 
-# %% ../nbs/24_training.ipynb #7b35c7f0
+# %% ../nbs/24_training.ipynb #12159388
 class Objective(nn.Module):
     """Takes a batch to its loss."""
 
@@ -135,8 +135,8 @@ class Objective(nn.Module):
         n = len(x)
         out = self.encoder(torch.cat([x, x_pos] if x_neg is None else [x, x_pos, x_neg.flatten(0, 1)]))
         with torch.autocast(x.device.type, enabled=False):
-            loc = out.loc if mu else out.loc.detach()
-            concentration = out.concentration if kappa else out.concentration.detach()
+            loc, concentration = out.loc, out.concentration.expand(out.batch_shape)
+            loc, concentration = loc if mu else loc.detach(), concentration if kappa else concentration.detach()
             q, q_pos = (VonMisesFisher(loc[i : i + n], concentration[i : i + n], validate_args=False) for i in (0, n))
             q_neg = None
             if x_neg is not None:
@@ -161,7 +161,7 @@ def make_objective(
         return Objective(encoder, loss)
     return Objective(encoder, loss, lambda part: place.all_gather(part, sync_grads=True), place.global_rank)
 
-# %% ../nbs/24_training.ipynb #6f223f85
+# %% ../nbs/24_training.ipynb #3415efbb
 def parameter_groups(
     objective: Objective,
 ) -> dict[str, list[nn.Parameter]]:
@@ -198,7 +198,7 @@ def set_rates(
             for parameter in group["params"]:
                 parameter.grad = None  # AdamW then skips it, memory and weight decay included
 
-# %% ../nbs/24_training.ipynb #b34f0d75
+# %% ../nbs/24_training.ipynb #dcff66b2
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
@@ -254,7 +254,7 @@ def check_config(
         listed = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted.get(name)!r} here" for name in names)
         raise CheckpointError(f"checkpoint {path} is of another run: {listed}. Choose another file, or delete it")
 
-# %% ../nbs/24_training.ipynb #26d66de4
+# %% ../nbs/24_training.ipynb #ac6dec93
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 INSTALL = "pip install 'probabilistic-contrastive-learning[train]'"
 
@@ -316,7 +316,7 @@ def connect(
     fabric.launch()
     return fabric
 
-# %% ../nbs/24_training.ipynb #bb2d6b78
+# %% ../nbs/24_training.ipynb #e7450610
 # From n, n_neg and a generator to anchors (n, ...), positives (n, ...) and negatives (n, n_neg, ...), None if n_neg is 0.
 Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor, Tensor | None]]
 
@@ -351,7 +351,7 @@ def seed_global(
     if place.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
-# %% ../nbs/24_training.ipynb #95c7dadf
+# %% ../nbs/24_training.ipynb #9e358b4a
 class Diverged(RuntimeError):
     """A loss or a gradient that is not finite."""
 
@@ -392,7 +392,7 @@ def train_step(
     optimizer.step()
     return value.item()
 
-# %% ../nbs/24_training.ipynb #68061923
+# %% ../nbs/24_training.ipynb #9e5f1fa4
 @dataclass
 class Run:
     """How far a training run is, and what it has seen."""
@@ -411,7 +411,7 @@ class Run:
             self.curve.setdefault(name, []).append(float(value))
         self.recent = []
 
-# %% ../nbs/24_training.ipynb #32567b8b
+# %% ../nbs/24_training.ipynb #20f8e69f
 FORMAT = "pcl.training 1"  # changes when the meaning of a checkpoint does
 
 
@@ -460,7 +460,7 @@ class Saver:
             raise CheckpointError(f"checkpoint {self.path} is of another encoder or loss: {error}") from error
         return Run(**content["run"])
 
-# %% ../nbs/24_training.ipynb #9b3e2af7
+# %% ../nbs/24_training.ipynb #96f894ae
 def progress_bar(
     config: Config,
     run: Run,
@@ -504,7 +504,7 @@ def measure(
     encoder.eval()
     return {} if evaluate is None else evaluate(encoder)
 
-# %% ../nbs/24_training.ipynb #664d8f4e
+# %% ../nbs/24_training.ipynb #693b9438
 def fit(
     encoder: nn.Module,  # observations to `VonMisesFisher`; trained in place
     loss: nn.Module,  # called as loss(q, q_pos, q_neg)
