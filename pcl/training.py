@@ -9,7 +9,8 @@ __all__ = ['SCHEDULES', 'PRECISIONS', 'INSTALL', 'Draw', 'FORMAT', 'Config', 'ra
            'connect', 'local_batch', 'seed_global', 'Diverged', 'train_step', 'Run', 'Saver', 'progress_bar',
            'show_progress', 'set_modes', 'measure', 'fit']
 
-# %% ../nbs/24_training.ipynb #549184f7
+# %% ../nbs/24_training.ipynb #d8c731a9
+import glob
 import hashlib
 import importlib.util
 import math
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 
 from .vmf import VonMisesFisher
 
-# %% ../nbs/24_training.ipynb #099a34b7
+# %% ../nbs/24_training.ipynb #fc3dfd20
 SCHEDULES = ("constant", "step", "one-cycle")
 
 
@@ -70,7 +71,7 @@ def _check(good: bool, name: str, value: object, wanted: str) -> None:
     if not good:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
-# %% ../nbs/24_training.ipynb #7b8a6dc0
+# %% ../nbs/24_training.ipynb #039a103d
 def rate_factor(
     config: Config,
     step: int,  # from 0
@@ -93,14 +94,14 @@ def learns(
     """Whether directions and concentrations learn at a step."""
     return step < config.mu_until * config.steps, step >= config.kappa_from * config.steps
 
-# %% ../nbs/24_training.ipynb #c77830fb
+# %% ../nbs/24_training.ipynb #292257e9
 def step_seed(
     *words: str | int,  # what the numbers are for, the run's seed, the step, ...
 ) -> int:
     """A seed that looks random and depends on all words."""
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
 
-# %% ../nbs/24_training.ipynb #6d0c6b52
+# %% ../nbs/24_training.ipynb #2b5a7f44
 def other_positives(
     q_pos: VonMisesFisher,  # this process's positives, shape (b,)
     gather: Callable[[Tensor], Tensor],  # (b, ...) to (processes, b, ...), with gradients
@@ -114,7 +115,7 @@ def other_positives(
     others = column + (column >= own)  # (b, B - 1): all numbers but the anchor's own
     return VonMisesFisher(loc[others], kappa[others], validate_args=False)
 
-# %% ../nbs/24_training.ipynb #12159388
+# %% ../nbs/24_training.ipynb #fdd05bc8
 class Objective(nn.Module):
     """Takes a batch to its loss."""
 
@@ -161,7 +162,7 @@ def make_objective(
         return Objective(encoder, loss)
     return Objective(encoder, loss, lambda part: place.all_gather(part, sync_grads=True), place.global_rank)
 
-# %% ../nbs/24_training.ipynb #3415efbb
+# %% ../nbs/24_training.ipynb #77a07ce7
 def parameter_groups(
     objective: Objective,
 ) -> dict[str, list[nn.Parameter]]:
@@ -198,7 +199,7 @@ def set_rates(
             for parameter in group["params"]:
                 parameter.grad = None  # AdamW then skips it, memory and weight decay included
 
-# %% ../nbs/24_training.ipynb #dcff66b2
+# %% ../nbs/24_training.ipynb #1cf8736d
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
@@ -254,7 +255,7 @@ def check_config(
         listed = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted.get(name)!r} here" for name in names)
         raise CheckpointError(f"checkpoint {path} is of another run: {listed}. Choose another file, or delete it")
 
-# %% ../nbs/24_training.ipynb #ac6dec93
+# %% ../nbs/24_training.ipynb #c40aba18
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 INSTALL = "pip install 'probabilistic-contrastive-learning[train]'"
 
@@ -286,10 +287,12 @@ def find_device(
     if devices < 1:
         raise ValueError(f"devices must be at least 1, got {devices}")
     found = torch.cuda.device_count()
-    if device == "cuda" and found < devices:
+    if device == "cpu" or (device == "auto" and found == 0):
+        return "cpu"
+    if found < devices:
         build = "this torch was built without CUDA" if torch.version.cuda is None else "see what nvidia-smi says"
         raise ValueError(f"{devices} CUDA device(s) wanted, {found} found ({build}): use device='cpu', or fewer devices")
-    return "cuda" if device != "cpu" and found >= devices else "cpu"
+    return "cuda"
 
 
 def connect(
@@ -316,7 +319,7 @@ def connect(
     fabric.launch()
     return fabric
 
-# %% ../nbs/24_training.ipynb #e7450610
+# %% ../nbs/24_training.ipynb #6837d3e6
 # From n, n_neg and a generator to anchors (n, ...), positives (n, ...) and negatives (n, n_neg, ...), None if n_neg is 0.
 Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor, Tensor | None]]
 
@@ -351,7 +354,7 @@ def seed_global(
     if place.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
-# %% ../nbs/24_training.ipynb #9e358b4a
+# %% ../nbs/24_training.ipynb #969df404
 class Diverged(RuntimeError):
     """A loss or a gradient that is not finite."""
 
@@ -392,7 +395,7 @@ def train_step(
     optimizer.step()
     return value.item()
 
-# %% ../nbs/24_training.ipynb #9e5f1fa4
+# %% ../nbs/24_training.ipynb #37087106
 @dataclass
 class Run:
     """How far a training run is, and what it has seen."""
@@ -400,7 +403,7 @@ class Run:
     step: int = 0
     curve: dict[str, list[float]] = field(default_factory=dict)  # columns: step, loss, and what `evaluate` returned
     recent: list[float] = field(default_factory=list)  # losses since the last entry of the curve
-    seconds: float = 0.0  # of training, over all sittings
+    seconds: float = 0.0  # of training and evaluation, over all sittings
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Add an entry to the curve."""
@@ -411,7 +414,7 @@ class Run:
             self.curve.setdefault(name, []).append(float(value))
         self.recent = []
 
-# %% ../nbs/24_training.ipynb #20f8e69f
+# %% ../nbs/24_training.ipynb #6b31e341
 FORMAT = "pcl.training 1"  # changes when the meaning of a checkpoint does
 
 
@@ -435,7 +438,7 @@ class Saver:
     def read(self, path: Path) -> dict[str, Any] | None:
         """The checkpoint's content if there is one; what a killed writer left behind is removed."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in path.parent.glob(f".{path.name}.*.part"):
+        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
             leftover.unlink(missing_ok=True)
         if not path.exists():
             return None
@@ -460,7 +463,7 @@ class Saver:
             raise CheckpointError(f"checkpoint {self.path} is of another encoder or loss: {error}") from error
         return Run(**content["run"])
 
-# %% ../nbs/24_training.ipynb #96f894ae
+# %% ../nbs/24_training.ipynb #02497446
 def progress_bar(
     config: Config,
     run: Run,
@@ -491,8 +494,9 @@ def set_modes(
     kappa: bool,
 ) -> None:
     """Training mode for the parts that learn: a frozen part's running statistics must not drift either."""
-    for name, part in encoder.named_children():
-        part.train(kappa if name == "kappa_net" else mu)
+    encoder.train(mu)
+    if isinstance(head := getattr(encoder, "kappa_net", None), nn.Module):
+        head.train(kappa)
 
 
 @torch.no_grad()
@@ -504,7 +508,7 @@ def measure(
     encoder.eval()
     return {} if evaluate is None else evaluate(encoder)
 
-# %% ../nbs/24_training.ipynb #693b9438
+# %% ../nbs/24_training.ipynb #ba48010d
 def fit(
     encoder: nn.Module,  # observations to `VonMisesFisher`; trained in place
     loss: nn.Module,  # called as loss(q, q_pos, q_neg)

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -458,3 +459,39 @@ print(os.read(leader, 100_000).decode())
 """
     said = python(tmp_path, code)
     assert "tiny" in said and "6/6" in said and "loss=" in said and "rank=0.250" in said
+
+
+class Statistics(Encoder):
+    """An encoder with running statistics in both parts, and with dropout that looks at its own mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mu_net.insert(1, nn.BatchNorm1d(12))
+        self.kappa_net.insert(1, nn.BatchNorm1d(12))
+
+    def forward(self, x: Tensor) -> VonMisesFisher:
+        return super().forward(nn.functional.dropout(x, 0.2, self.training))
+
+
+def test_a_frozen_part_keeps_its_running_statistics_and_modes_survive_a_resume(tmp_path: Path) -> None:
+    phases = Config(steps=8, batch_size=16, kappa_from=0.5, mu_until=0.5, log_every=1)
+    seen: list[dict[str, Tensor]] = []
+
+    def remember(encoder: nn.Module) -> dict[str, float]:
+        seen.append({name: value.clone() for name, value in encoder.state_dict().items()})
+        return {}
+
+    whole = Statistics()
+    fit(whole, ExactInfoNCE(5.0), draw, phases, evaluate=remember)
+    for name in seen[0]:
+        still = [torch.equal(a[name], b[name]) for a, b in pairwise(seen)]
+        first, second = still[:3], still[3:]
+        frozen, learning = (second, first) if name.startswith("mu_net") else (first, second)
+        assert all(frozen) and not any(learning), name
+    assert not whole.training
+    with pytest.raises(Stop):
+        fit(Statistics(), ExactInfoNCE(5.0), stopping(3), phases, checkpoint=tmp_path / "run.pt", checkpoint_every=1)
+    resumed = Statistics()
+    fit(resumed, ExactInfoNCE(5.0), draw, phases, checkpoint=tmp_path / "run.pt")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
