@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['unit_vector', 'published_cosine', 'published_sample', 'VonMisesFisher', 'HypersphericalUniform', 'fit']
 
-# %% ../nbs/02_vmf.ipynb #64ab968c
+# %% ../nbs/02_vmf.ipynb #bc668c0e
 import math
 from functools import cache
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from .bessel import bessel_ratio, log_normalizer, log_sphere_area
 
 _CHUNK = 1 << 16  # elements per pass over quadrature nodes: the working set stays in cache
 
-# %% ../nbs/02_vmf.ipynb #c480e39e
+# %% ../nbs/02_vmf.ipynb #485a24f3
 def published_cosine(
     dim: int,  # D
     kappa: Tensor,  # concentrations, any shape
@@ -47,7 +47,7 @@ def published_cosine(
             return cosine
     raise RuntimeError("the published rule accepts too rarely at this dim and kappa: use VonMisesFisher")
 
-# %% ../nbs/02_vmf.ipynb #e0d91c67
+# %% ../nbs/02_vmf.ipynb #b8b25199
 def published_sample(
     loc: Tensor,  # (..., D), unit vectors
     kappa: Tensor,  # (...)
@@ -64,7 +64,7 @@ def published_sample(
     mirror = torch.nn.functional.normalize(pole - loc, dim=-1)
     return point - 2 * (point * mirror).sum(-1, keepdim=True) * mirror
 
-# %% ../nbs/02_vmf.ipynb #6e4af4fb
+# %% ../nbs/02_vmf.ipynb #7c70e3f2
 def _contraction(dim: int, kappa: Tensor) -> Tensor:
     "Wood's b, in the form without cancellation: 1 at kappa = 0, (D-1) / (4 kappa) for large kappa."
     return (dim - 1) / (2 * kappa + torch.hypot(2 * kappa, torch.full_like(kappa, dim - 1)))
@@ -75,7 +75,7 @@ def _log_acceptance(dim: int, kappa: Tensor, gap: Tensor, b: Tensor) -> Tensor:
     delta = (gap - 2 * b / (1 + b)) * (kappa / (dim - 1))
     return torch.log1p(delta).sub_(delta).mul_(dim - 1)
 
-# %% ../nbs/02_vmf.ipynb #aabe4b64
+# %% ../nbs/02_vmf.ipynb #042a87f4
 def _polar_ratio(dim: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     "Draws of (1 + u) / (1 - u), u the first coordinate of a uniform point on the sphere."
     uniform = torch.rand(2, *shape, generator=generator, dtype=like.dtype, device=like.device)
@@ -87,7 +87,7 @@ def _polar_ratio(dim: int, shape: tuple[int, ...], like: Tensor, generator: torc
     short = torch.exp(log_rest).div_(1 + r)  # 1 - r
     return (short + 2 * r * torch.cos(half).square_()) / (short + 2 * r * torch.sin(half).square_())
 
-# %% ../nbs/02_vmf.ipynb #1a7897db
+# %% ../nbs/02_vmf.ipynb #3b0a5dcc
 def _draw_gap(dim: int, kappa: Tensor, ratio: Tensor, generator: torch.Generator | None) -> Tensor:
     "Exact draws of 1 - cos, (n, batch), from a first set of polar ratios; only rejected ones are drawn again."
     if dim == 3:  # Archimedes: u is uniform, and the cdf has a closed inverse
@@ -110,7 +110,7 @@ def _draw_gap(dim: int, kappa: Tensor, ratio: Tensor, generator: torch.Generator
         redo = redo[~done]
     return gap
 
-# %% ../nbs/02_vmf.ipynb #53fa9cd9
+# %% ../nbs/02_vmf.ipynb #a91ca202
 _CAP = {torch.float32: 1e25, torch.float64: 1e200}  # above it the law is a point to the last bit; squares stay finite
 
 
@@ -118,7 +118,7 @@ def _capped(kappa: Tensor) -> Tensor:
     "kappa with infinity, and what cannot be told from it, replaced by a finite number."
     return kappa.clamp(max=_CAP[kappa.dtype])
 
-# %% ../nbs/02_vmf.ipynb #73c857a1
+# %% ../nbs/02_vmf.ipynb #038dbbf4
 def _mirror(loc: Tensor) -> tuple[Tensor, Tensor]:
     "h and 2 / |h|^2 of the reflection that takes the first axis to loc; the identity where loc is that axis."
     first, rest = loc[..., 0], loc[..., 1:].square().sum(-1)
@@ -127,7 +127,7 @@ def _mirror(loc: Tensor) -> tuple[Tensor, Tensor]:
     square = h[..., 0].square() + rest
     return h, torch.where(square > 0, 2 / square, 0)
 
-# %% ../nbs/02_vmf.ipynb #8525d29a
+# %% ../nbs/02_vmf.ipynb #10f340c9
 def _draw(loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     "n exact draws (n, batch, D) for each row of loc (batch, D) and kappa (batch), with their gaps 1 - cos (n, batch)."
     dim = loc.shape[-1]
@@ -141,20 +141,21 @@ def _draw(loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None)
     stretch = torch.hypot(axial, length).add_(axial.abs()).div_(length).log_().mul_(2)  # |log((1 + u) / (1 - u))|
     gap = _draw_gap(dim, _capped(kappa), stretch.copysign_(axial).exp_(), generator)
     h, weight = _mirror(loc)
-    sine = (gap * (2 - gap)).sqrt_().div_(length)
-    along = torch.einsum("nbd,bd->nb", z, h).mul_(sine).addcmul_(1 - gap, h[..., 0]).mul_(-weight)
+    cosine = 1 - gap
+    sine = torch.addcmul(gap, gap, cosine).sqrt_().div_(length)  # gap (1 + cosine) = 1 - cosine^2
+    along = torch.einsum("nbd,bd->nb", z, h).mul_(sine).addcmul_(cosine, h[..., 0]).mul_(-weight)
     z.mul_(sine.unsqueeze(-1))
-    z[..., 0] = 1 - gap
+    z[..., 0] = cosine
     return z.addcmul_(along.unsqueeze(-1), h), gap
 
-# %% ../nbs/02_vmf.ipynb #d36c4fe7
+# %% ../nbs/02_vmf.ipynb #2325b3b4
 @cache
 def _legendre(n: int) -> list[tuple[float, float]]:
     "Gauss-Legendre nodes and weights on [0, 1]."
     nodes, weights = np.polynomial.legendre.leggauss(n)
     return list(zip((0.5 + 0.5 * nodes).tolist(), (0.5 * weights).tolist(), strict=True))
 
-# %% ../nbs/02_vmf.ipynb #bbfe3461
+# %% ../nbs/02_vmf.ipynb #94bd2f1d
 def _window(dim: int, kappa: Tensor, gap: Tensor, near: Tensor, decay: float) -> Tensor:
     "Signed width in angle beyond which the cosine's density has fallen by exp(-decay), towards the mode where `near`."
     cos, sin2 = 1 - gap, gap * (2 - gap)
@@ -188,7 +189,7 @@ def _quadratic_root(slope: Tensor, curvature: Tensor, decay: float) -> Tensor:
     "The x > 0 at which slope x + curvature x^2 / 2 reaches `decay`."
     return 2 * decay / (slope + torch.sqrt(slope.square() + 2 * decay * curvature))
 
-# %% ../nbs/02_vmf.ipynb #a7cdb6c4
+# %% ../nbs/02_vmf.ipynb #c8e4de3e
 def _tail(dim: int, kappa: Tensor, gap: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
     "Integrals of f(s) / f(gap) and of (s - gap) f(s) / f(gap) over s below `gap` where `near`, above it elsewhere."
     nodes, decay = (32, 32.0) if gap.dtype == torch.float64 else (16, 20.0)
@@ -210,7 +211,7 @@ def _tail(dim: int, kappa: Tensor, gap: Tensor, near: Tensor) -> tuple[Tensor, T
     scale = width.abs_().mul_(sin)
     return mass.mul_(scale), first.mul_(scale)
 
-# %% ../nbs/02_vmf.ipynb #2ff19571
+# %% ../nbs/02_vmf.ipynb #a21656a1
 def _moments(dim: int, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     "Mass beyond the pivot and total mass, in units of the density there; the mean gap 1 - A_D(kappa)."
     b = _contraction(dim, kappa)
@@ -219,7 +220,7 @@ def _moments(dim: int, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     outer, outer_first = _tail(dim, kappa, pivot, torch.zeros_like(pivot, dtype=torch.bool))
     return outer, inner + outer, pivot + (inner_first + outer_first) / (inner + outer)
 
-# %% ../nbs/02_vmf.ipynb #0a3f191c
+# %% ../nbs/02_vmf.ipynb #9b13bd02
 def _speed(dim: int, kappa: Tensor, gap: Tensor, mean_gap: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
     "d cos / d kappa at a fixed quantile, and the tail mass in units of the density."
     mass, first = _tail(dim, kappa, gap, near)
@@ -240,7 +241,7 @@ def _turn_rate(dim: int, kappa: Tensor, gap: Tensor) -> Tensor:
     ]
     return torch.cat(pieces)
 
-# %% ../nbs/02_vmf.ipynb #d197f4d9
+# %% ../nbs/02_vmf.ipynb #ccdacbce
 class _Once(torch.autograd.Function):
     "A first derivative, passed on as it is; a second one is refused, not silently zero."
 
@@ -252,7 +253,7 @@ class _Once(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         raise RuntimeError("samples and quantiles of VonMisesFisher are differentiable once: detach the first gradient")
 
-# %% ../nbs/02_vmf.ipynb #83746c84
+# %% ../nbs/02_vmf.ipynb #4ebccdee
 class _Sample(torch.autograd.Function):
     "Draws with implicit gradients: a rotation for loc, the moving quantile for kappa."
 
@@ -280,7 +281,7 @@ class _Sample(torch.autograd.Function):
         first, second = (None if by is None else _Once.apply(by, grad, loc, kappa) for by in (by_loc, by_kappa))
         return first, second, None, None
 
-# %% ../nbs/02_vmf.ipynb #2b30f51a
+# %% ../nbs/02_vmf.ipynb #f5d39a69
 def _cosine_law(dim: int, kappa: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "P(cos <= t), P(cos >= t), the density of the cosine at t = 1 - gap and d cos / d kappa at a fixed quantile."
     b = _contraction(dim, kappa)
@@ -294,7 +295,7 @@ def _cosine_law(dim: int, kappa: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, T
     tail = (mass * density).clamp(max=1)
     return torch.where(near, 1 - tail, tail), torch.where(near, tail, 1 - tail), density, speed
 
-# %% ../nbs/02_vmf.ipynb #e89dfc19
+# %% ../nbs/02_vmf.ipynb #b4415dee
 class _CosineCDF(torch.autograd.Function):
     "P(cos <= t), with the density and the moving quantile as its gradients; in double precision inside."
 
@@ -311,7 +312,7 @@ class _CosineCDF(torch.autograd.Function):
         by_t, by_kappa = (_Once.apply(by, t, kappa) for by in (by_t, by_kappa))
         return (grad * by_t).to(t.dtype), (grad * by_kappa).to(kappa.dtype), None
 
-# %% ../nbs/02_vmf.ipynb #a883382b
+# %% ../nbs/02_vmf.ipynb #85f94a6f
 def _solve_gap(dim: int, kappa: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     "The gap with P(cos <= 1 - gap) = lower and P(cos >= 1 - gap) = upper, by safeguarded Newton steps in the logit."
     b = _contraction(dim, kappa)
@@ -339,7 +340,7 @@ def _solve_gap(dim: int, kappa: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     gap = torch.where(lower <= 0, 2.0, 2 * torch.sigmoid(z))
     return torch.where(upper <= 0, 0.0, gap)
 
-# %% ../nbs/02_vmf.ipynb #df3ffbe3
+# %% ../nbs/02_vmf.ipynb #5e335017
 class _CosineICDF(torch.autograd.Function):
     "The quantile of the cosine from both tail masses; the gradient of the first is that of the quantile level."
 
@@ -357,7 +358,7 @@ class _CosineICDF(torch.autograd.Function):
         by_level, by_kappa = (_Once.apply(by, lower, kappa) for by in (by_level, by_kappa))
         return grad * by_level, None, (grad * by_kappa).to(kappa.dtype), None
 
-# %% ../nbs/02_vmf.ipynb #06374cf9
+# %% ../nbs/02_vmf.ipynb #44ba3d32
 class _UnitVector(constraints.Constraint):
     "Vectors of length 1, up to rounding."
 
@@ -391,7 +392,7 @@ def _check_parameters(loc: Tensor, concentration: Tensor, values: bool) -> None:
     if values and not bool(unit_vector.check(loc).all()):
         raise ValueError("loc must hold unit vectors: use torch.nn.functional.normalize(loc, dim=-1)")
 
-# %% ../nbs/02_vmf.ipynb #0d698a68
+# %% ../nbs/02_vmf.ipynb #f3510ad9
 def _tensor_pair(loc: Tensor, concentration: Tensor | float) -> tuple[Tensor, Tensor]:
     "loc and concentration as tensors of one dtype."
     if not isinstance(loc, Tensor):
@@ -402,7 +403,7 @@ def _tensor_pair(loc: Tensor, concentration: Tensor | float) -> tuple[Tensor, Te
         loc, concentration = loc.double(), concentration.double()
     return loc, concentration
 
-# %% ../nbs/02_vmf.ipynb #ea6385e6
+# %% ../nbs/02_vmf.ipynb #b84342c4
 def _check_value(value: Tensor, dim: int, batch: torch.Size) -> None:
     "Raise an error that names `value` and the fix."
     if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -418,7 +419,7 @@ def _check_value(value: Tensor, dim: int, batch: torch.Size) -> None:
     if not bool(unit_vector.check(value).all()):
         raise ValueError("value must hold unit vectors: use torch.nn.functional.normalize(value, dim=-1)")
 
-# %% ../nbs/02_vmf.ipynb #60c3aaa5
+# %% ../nbs/02_vmf.ipynb #f4761406
 def _like(name: str, value: Tensor | float, other: Tensor) -> Tensor:
     "`value` as a tensor beside `other`."
     value = torch.as_tensor(value, device=other.device) if isinstance(value, Tensor) else other.new_tensor(value)
@@ -440,7 +441,7 @@ def _probability(name: str, value: Tensor | float, other: Tensor) -> Tensor:
         raise ValueError(f"{name} must lie in [0, 1]: it is a probability")
     return value
 
-# %% ../nbs/02_vmf.ipynb #f7d3a083
+# %% ../nbs/02_vmf.ipynb #df2b09c7
 def _scaled_log_normalizer(dim: int, kappa: Tensor) -> Tensor:
     "log C_D(kappa) + kappa, in double precision: it grows like log(kappa) only."
     kappa = kappa.double()
@@ -469,7 +470,7 @@ def _spreads(dim: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
         across = across.detach()
     return along.to(kappa.dtype), across.to(kappa.dtype)
 
-# %% ../nbs/02_vmf.ipynb #ca0af5ea
+# %% ../nbs/02_vmf.ipynb #81e4d8e4
 class VonMisesFisher(Distribution):
     "The von Mises-Fisher distribution on the unit sphere of R^D: density C_D(kappa) exp(kappa mu.z)."
 
@@ -592,7 +593,7 @@ class VonMisesFisher(Distribution):
         upper, kappa = torch.broadcast_tensors(_probability("level", level, self.concentration), self.concentration)
         return _CosineICDF.apply(1 - upper.double(), upper.detach().double(), kappa, self.dim)
 
-# %% ../nbs/02_vmf.ipynb #e8fc6d8e
+# %% ../nbs/02_vmf.ipynb #58415d09
 class HypersphericalUniform(Distribution):
     "The uniform distribution on the unit sphere of R^D."
 
@@ -657,7 +658,7 @@ class HypersphericalUniform(Distribution):
         "The log area of the sphere."
         return self._anchor.new_full(self.batch_shape, float(log_sphere_area(self.dim)))
 
-# %% ../nbs/02_vmf.ipynb #e648b90b
+# %% ../nbs/02_vmf.ipynb #041868fe
 @register_kl(VonMisesFisher, VonMisesFisher)
 def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     "log C(kappa_p) / C(kappa_q) + A(kappa_p) (kappa_p - kappa_q mu_p.mu_q)."
@@ -681,7 +682,7 @@ def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
     value = float(log_sphere_area(p.dim)) - p.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape)).entropy()
     return value.clamp(min=0)
 
-# %% ../nbs/02_vmf.ipynb #8f190daa
+# %% ../nbs/02_vmf.ipynb #6a14e8ef
 def _mean_direction(samples: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     "The direction of the weighted mean, and the mean gap 1 - cos to it."
     share = torch.full_like(samples[..., 0], 1 / samples.shape[-2]) if weights is None else weights
@@ -693,7 +694,7 @@ def _mean_direction(samples: Tensor, weights: Tensor | None) -> tuple[Tensor, Te
     loc = torch.where(length > 0, resultant / torch.where(length > 0, length, 1), axis)
     return loc, (share.squeeze(-1) * _half_square(samples, loc.unsqueeze(-2))).sum(-1)
 
-# %% ../nbs/02_vmf.ipynb #c6e1dfe1
+# %% ../nbs/02_vmf.ipynb #a31578fe
 def _solve_concentration(dim: int, gap: Tensor) -> Tensor:
     "kappa with 1 - A_D(kappa) = gap, by Newton steps from the classical approximation."
     goal, length = gap.detach(), (1 - gap.detach()).clamp(min=0)
@@ -718,7 +719,7 @@ def fit(
     kappa = torch.where(point, math.inf, kappa).clamp(min=0)
     return VonMisesFisher(loc.to(samples.dtype), kappa.to(samples.dtype))
 
-# %% ../nbs/02_vmf.ipynb #b2e20645
+# %% ../nbs/02_vmf.ipynb #5aa99e73
 def _check_samples(samples: Tensor, weights: Tensor | None) -> None:
     "Raise an error that names the argument of `fit` and the fix."
     if not isinstance(samples, Tensor) or samples.dtype not in _CAP:
