@@ -6,7 +6,7 @@
 __all__ = ['DIRAC', 'MAX_TERMS', 'log_expected_likelihood', 'log_bhattacharyya', 'kl', 'cosine_similarity', 'squared_distance',
            'log_marginal', 'NonIsotropicVMF']
 
-# %% ../nbs/03_kernels.ipynb #535f2f5f
+# %% ../nbs/03_kernels.ipynb #6577b11a
 import math
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 from .bessel import bessel_ratio, log_normalizer, log_sphere_area
 from .vmf import VonMisesFisher, unit_vector
 
-# %% ../nbs/03_kernels.ipynb #b2f3fef9
+# %% ../nbs/03_kernels.ipynb #703e12f6
 def _meet(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -59,7 +59,7 @@ def _f(
     "log C_dim(kappa) + kappa."
     return log_normalizer(dim, kappa) + kappa
 
-# %% ../nbs/03_kernels.ipynb #32f3e663
+# %% ../nbs/03_kernels.ipynb #1b2f2227
 def log_expected_likelihood(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -89,7 +89,7 @@ def log_bhattacharyya(
     value = (_f(p.dim, k1) + _f(p.dim, k2) - excess) / 2 - _f(p.dim, length / 2)
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #3f975f7c
+# %% ../nbs/03_kernels.ipynb #2839f76d
 def kl(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -122,12 +122,12 @@ def squared_distance(
     gap, k1, k2 = _meet(p, q, pairwise)
     return ((k1 - k2) ** 2 + 2 * k1 * k2 * gap).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #b681b39b
+# %% ../nbs/03_kernels.ipynb #e27e8b36
 DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
 _EPS = 2.0**-52
 _TOP_ORDER = 64
 
-# %% ../nbs/03_kernels.ipynb #26e244a0
+# %% ../nbs/03_kernels.ipynb #cb1a8917
 @lru_cache(maxsize=256)
 def _debye_polynomials(
     order: float,
@@ -155,7 +155,7 @@ def _horner(
         value = value.mul_(p).add_(c)
     return value
 
-# %% ../nbs/03_kernels.ipynb #48cfb086
+# %% ../nbs/03_kernels.ipynb #87cb3634
 def _bessel_top(
     order: float,  # at least _TOP_ORDER
     kappa: Tensor,  # float64, finite
@@ -190,7 +190,7 @@ def _bessel_down(
     r = kappa / inverse
     return inverse, (twice - kappa * q).div_(inverse), twice / (inverse * inverse) - r * r * dr
 
-# %% ../nbs/03_kernels.ipynb #34ab195a
+# %% ../nbs/03_kernels.ipynb #3cd6e815
 def _coefficients(
     kappa: Tensor,  # float64, any shape
     dim: int,
@@ -222,7 +222,7 @@ def _harmonic_growth(
         return float(dim)
     return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
 
-# %% ../nbs/03_kernels.ipynb #ab8b2459
+# %% ../nbs/03_kernels.ipynb #56903b49
 MAX_TERMS = 512
 
 
@@ -246,7 +246,7 @@ def _n_terms(
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
-# %% ../nbs/03_kernels.ipynb #f88fcb0e
+# %% ../nbs/03_kernels.ipynb #34386815
 def _clenshaw_scales(
     dim: int,
     n_terms: int,
@@ -278,7 +278,7 @@ def _clenshaw(
     found = [b.div_(inverse_scale[0]) for b in ahead]
     return [found[0], found[-1], *found[1:-1]] if slope else found
 
-# %% ../nbs/03_kernels.ipynb #e3f1e7a9
+# %% ../nbs/03_kernels.ipynb #c2627d08
 def _bins(
     kappa: Tensor,  # float64
     n_bins: int = 16,
@@ -323,7 +323,7 @@ def _magnitude(
     index = cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
     return table[index]
 
-# %% ../nbs/03_kernels.ipynb #0f6684ab
+# %% ../nbs/03_kernels.ipynb #a8ca69be
 _CELLS = 64  # table cells per unit of asinh(kappa / c)
 
 
@@ -366,7 +366,7 @@ def _scaled_normalizer(
     slope = c1 + x * (2 * c2 + x * (3 * c3 + x * (4 * c4 + x * (5 * c5))))
     return value, slope.mul_(_CELLS).div_(dk)
 
-# %% ../nbs/03_kernels.ipynb #e1883206
+# %% ../nbs/03_kernels.ipynb #ca3f2652
 def _saddle(
     t: Tensor,  # float64 (n,)
     x: Tensor,  # the smallest concentration; y and z are the other two
@@ -396,7 +396,7 @@ def _saddle(
             break
     return v, torch.rsqrt(curvature.clamp(min=1e-12))
 
-# %% ../nbs/03_kernels.ipynb #b6c97273
+# %% ../nbs/03_kernels.ipynb #1cbcac73
 def _pull(
     kappa: Tensor,  # the concentration differentiated
     other: Tensor,
@@ -440,7 +440,7 @@ def _log_integrand(
     in_x = -away - q_w * sin_phi * sin
     return log_f, [in_t, in_x, _pull(y, z, s, sin2, resultant, q_r), _pull(z, y, s, sin2, resultant, q_r)]
 
-# %% ../nbs/03_kernels.ipynb #865b36bc
+# %% ../nbs/03_kernels.ipynb #d401a462
 def _trapezium(
     u: Tensor,  # (m,) nodes
     step: float,
@@ -494,7 +494,7 @@ def _integral(
         return value, torch.cat([in_t, torch.empty_like(inner).scatter_(0, order, inner)])
     return value, mean[1:]
 
-# %% ../nbs/03_kernels.ipynb #845a5ded
+# %% ../nbs/03_kernels.ipynb #2c0aa12e
 def _with_point_mass(
     t: Tensor,  # float64 (n,)
     kappas: Tensor,  # float64 (3, n), the largest of each three a point mass
@@ -517,7 +517,7 @@ def _with_point_mass(
     inner = torch.where(all_points, 0.0, torch.stack([in_x, in_y, torch.zeros_like(t)]))
     return value, torch.cat([torch.where(all_points, 0.0, in_t)[None], torch.empty_like(inner).scatter_(0, order, inner)])
 
-# %% ../nbs/03_kernels.ipynb #5cf20e3d
+# %% ../nbs/03_kernels.ipynb #95f5bf07
 _TILE = 16384  # pairs per sweep: the running sums of one tile stay in a core's cache
 _BATCH = 4096  # pairs per integral
 
@@ -578,7 +578,91 @@ def _families(
     derivatives = [(harmonics * dap * a1, a2), (harmonics * ap * da1, a2), (both, da2)]
     return [(both, a2), *(d for d, want in zip(derivatives, slopes[1:], strict=True) if want)]
 
-# %% ../nbs/03_kernels.ipynb #cbf89f67
+# %% ../nbs/03_kernels.ipynb #a143101f
+_GRIDS = ((16, 8, 8), (24, 14, 14), (32, 28, 28))  # nodes in t, log kappa1, log kappa2
+
+
+def _chebyshev(
+    x: Tensor,  # within [-1, 1]
+    n: int,
+) -> tuple[Tensor, Tensor]:  # T_j(x) and T_j'(x), each (n, *x.shape)
+    "Chebyshev polynomials and their derivatives by recurrence."
+    values, slopes = [torch.ones_like(x), x], [torch.zeros_like(x), torch.ones_like(x)]
+    for _ in range(n - 2):
+        slopes.append(2 * values[-1] + 2 * x * slopes[-1] - slopes[-2])
+        values.append(2 * x * values[-1] - values[-2])
+    return torch.stack(values), torch.stack(slopes)
+
+
+def _interpolant(
+    box: Tensor,  # (3, 2): smallest and largest t, log kappa1, log kappa2
+    kappa_pos: float,
+    dim: int,
+    sizes: tuple[int, int, int],
+    tolerance: float,
+) -> Tensor | None:  # Chebyshev coefficients, or None if they have not died down
+    "log S h over a box, from the integral at the nodes of a small Chebyshev grid."
+    axes, transforms = [], []
+    for n, (low, high) in zip(sizes, box, strict=True):
+        x = torch.cos(math.pi * (torch.arange(n, dtype=box.dtype, device=box.device) + 0.5) / n)
+        axes.append((low + high) / 2 + x * (high - low) / 2)
+        transform = _chebyshev(x, n)[0] * (2 / n)
+        transform[0] /= 2
+        transforms.append(transform)
+    t, log1, log2 = (x.flatten() for x in torch.meshgrid(*axes, indexing="ij"))
+    kappas = torch.stack([torch.full_like(t, kappa_pos), log1.exp(), log2.exp()])
+    chunks = zip(t.split(_BATCH), kappas.split(_BATCH, 1), strict=True)
+    # the nodes are exact to more digits than the pairs, or their noise would hide the decay of the coefficients
+    values = torch.cat([_integral(part, k, dim, 1e-10, False)[0] for part, k in chunks]).reshape(sizes)
+    c = torch.einsum("ti,aj,bk,ijk->tab", *transforms, values)
+    last = max(float(x.abs().sum()) for x in (c[-2:], c[:, -2:], c[:, :, -2:]))
+    return c if last < tolerance / 4 else None
+
+# %% ../nbs/03_kernels.ipynb #8bf17da3
+def _interpolate(
+    t: Tensor,  # float64 (rows, columns)
+    kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1)
+    box: Tensor,  # as for _interpolant
+    c: Tensor,  # Chebyshev coefficients
+    slopes: list[bool],
+) -> list[Tensor]:  # log S h, then the wanted derivatives; meaningful inside the box
+    "Evaluate the interpolant for all pairs: one small matrix product per degree in t, summed by Clenshaw."
+    half = (box[:, 1] - box[:, 0]).clamp(min=1e-12) / 2
+    x, *logs = ((v - low) / h - 1 for v, low, h in zip([t, kappas[1].log(), kappas[2].log()], box[:, 0], half, strict=True))
+    (v1, d1), (v2, d2) = (_chebyshev(u.flatten(), n) for u, n in zip(logs, c.shape[1:], strict=True))
+    d1, d2 = d1 / (half[1] * kappas[1].flatten()), d2 / (half[2] * kappas[2].flatten())
+    families = [(v1, v2), (d1, v2), (v1, d2)]
+    wanted = [f for f, want in zip(families, [True, *slopes[2:]], strict=True) if want]
+    pairs = [(torch.einsum("tab,ai->tib", c, left), right) for left, right in wanted]
+    out = [torch.empty_like(t) for _ in range(1 + sum(slopes))]
+    for rows in torch.arange(t.shape[0], device=t.device).split(max(1, _TILE // t.shape[1])):
+        part = slice(int(rows[0]), int(rows[-1]) + 1)
+        small = [(left[:, part] if left.shape[1] > 1 else left, right) for left, right in pairs]
+        for target, value in zip(out, _clenshaw_chebyshev(x[part], small, slopes[0]), strict=True):
+            target[part] = value.mul_(1 / half[0]) if slopes[0] and target is out[1] else value
+    return out
+
+
+def _clenshaw_chebyshev(
+    x: Tensor,  # (rows, columns)
+    pairs: list[tuple[Tensor, Tensor]],  # (degrees, rows or 1, n) and (n, columns or 1): their product holds the coefficients
+    slope: bool,
+) -> list[Tensor]:  # the first sum, its derivative in x if wanted, the other sums
+    "Sum Chebyshev series whose coefficients are matrices of low rank."
+    zero = torch.zeros_like(x)
+    sums, derivative = [], zero
+    for position, (left, right) in enumerate(pairs):
+        ahead, behind, d_ahead, d_behind = zero, zero, zero, zero
+        for degree in range(left.shape[0] - 1, -1, -1):
+            twice = 2.0 if degree else 1.0
+            if slope and position == 0:
+                d_ahead, d_behind = torch.addcmul(twice * ahead - d_behind, x, d_ahead, value=twice), d_ahead
+            ahead, behind = torch.addcmul((left[degree] @ right) - behind, x, ahead, value=twice), ahead
+        sums.append(ahead)
+        derivative = d_ahead if position == 0 else derivative
+    return [sums[0], derivative, *sums[1:]] if slope else sums
+
+# %% ../nbs/03_kernels.ipynb #247008c5
 def _log_marginal_and_slopes(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
     kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
@@ -597,8 +681,37 @@ def _log_marginal_and_slopes(
         (total, *derivatives), size = _series(t, kappas, dim, n_terms, slopes)
         out = [torch.log(total), *(d.div_(total) for d in derivatives)]
         doubtful = ~(2 * _EPS * size <= tolerance * total) | points
+    doubtful = _interpolate_many(out, doubtful, t, kappas, dim, tolerance, slopes)
     _replace(out, doubtful.flatten().nonzero().squeeze(1), t, kappas, dim, tolerance, slopes)
     return out
+
+
+def _interpolate_many(
+    out: list[Tensor],  # changed in place
+    doubtful: Tensor,  # which pairs need the integral
+    t: Tensor,
+    kappas: list[Tensor],
+    dim: int,
+    tolerance: float,
+    slopes: list[bool],
+) -> Tensor:  # which pairs still do
+    "If all pairs of two batches leave many doubtful ones, integrate at the nodes of a grid only."
+    k_pos, k1, k2 = kappas
+    columns = k_pos.numel() == 1 and k1.shape[1] == 1 and k2.shape[0] == 1
+    grids = [sizes for sizes in _GRIDS if 4 * math.prod(sizes) < int(doubtful.sum())]  # a grid must pay
+    if not columns or slopes[1] or not grids:
+        return doubtful
+    ends = [(float(k.min()), float(k.max())) for k in (t[doubtful], k1, k2)]
+    if min(ends[1][0], ends[2][0]) < 1e-3 or max(float(k_pos), ends[1][1], ends[2][1]) >= DIRAC:
+        return doubtful
+    box = torch.tensor([ends[0], *((math.log(a), math.log(b)) for a, b in ends[1:])], dtype=t.dtype, device=t.device)
+    for sizes in grids:
+        c = _interpolant(box, float(k_pos), dim, sizes, tolerance)
+        if c is not None:
+            for target, new in zip(out, _interpolate(t, kappas, box, c, slopes), strict=True):
+                torch.where(doubtful, new, target, out=target)
+            return torch.zeros_like(doubtful)
+    return doubtful
 
 
 def _replace(
@@ -624,7 +737,7 @@ def _replace(
             for target, new in zip(out, wanted, strict=True):
                 target[row[chunk], column[chunk]] = new
 
-# %% ../nbs/03_kernels.ipynb #8530e5ca
+# %% ../nbs/03_kernels.ipynb #ab3779ea
 class _LogMarginal(torch.autograd.Function):
     "log(S h) with its derivatives worked out in the forward pass, one matrix per input that wants one."
 
@@ -646,7 +759,7 @@ class _LogMarginal(torch.autograd.Function):
         grads = [(grad * next(slopes)).sum_to_size(shape) if want else None for want, shape in wanted]
         return (*grads, None, None)
 
-# %% ../nbs/03_kernels.ipynb #2a391e60
+# %% ../nbs/03_kernels.ipynb #e600dae4
 def _check_inputs(
     cos: Tensor,
     kappas: dict[str, Tensor | float],
@@ -695,7 +808,7 @@ def log_marginal(
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
     return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
 
-# %% ../nbs/03_kernels.ipynb #9659dd5c
+# %% ../nbs/03_kernels.ipynb #9cb135ad
 class NonIsotropicVMF(Distribution):
     "X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with concentration |K mu|; K is diagonal."
 

@@ -214,6 +214,29 @@ def test_pairs_equal_elements_whatever_the_layout():
     assert log_marginal(cos[:0], k1[:0], k2, 20.0, 10).shape == (0, 30)
 
 
+@pytest.mark.parametrize(("dim", "low", "high", "kappa_pos"), [(128, 200.0, 400.0, 256.0), (64, 3.0, 900.0, 128.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_interpolated_pairs_equal_integrated_ones(dim, low, high, kappa_pos, dtype, monkeypatch):
+    g = torch.Generator().manual_seed(1)
+    cos = torch.rand(256, 256, generator=g, dtype=dtype) - 0.6
+    k1 = torch.empty(256, 1, dtype=dtype).uniform_(low, high, generator=g)
+    k2 = torch.empty(1, 256, dtype=dtype).uniform_(low, high, generator=g)
+
+    def run(rows):
+        inputs = [x.clone().requires_grad_() for x in (cos[rows], k1[rows], k2)]
+        value = log_marginal(*inputs, kappa_pos, dim)
+        value.sum().backward()
+        return value.detach(), inputs[0].grad, inputs[1].grad
+
+    used: list[int] = []
+    monkeypatch.setattr(kernels, "_interpolate", lambda *x, real=kernels._interpolate: used.append(1) or real(*x))
+    many, one_by_one = run(slice(None)), run(slice(0, 20))
+    assert len(used) == (1 if high < 500 else len(used))  # the narrow box must take the short cut; the wide one may
+    tolerance = 1e-8 if dtype == F64 else 1e-4
+    for a, b in zip(many, one_by_one, strict=True):
+        assert ((a[:20] - b).abs() / b.abs().clamp(min=1)).max() < tolerance
+
+
 def test_rounded_cosines_are_clamped():
     over = torch.tensor([1 + 3e-6, -1 - 3e-6])
     torch.testing.assert_close(log_marginal(over, 5.0, 6.0, 7.0, 10), log_marginal(over.clamp(-1, 1), 5.0, 6.0, 7.0, 10))
