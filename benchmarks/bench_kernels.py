@@ -1,16 +1,16 @@
 """The exact marginal of all pairs against its Monte-Carlo estimate, forward and backward."""
 
 import math
-import time
 
 import torch
 from torch import Tensor
 
+from benchmarks.timing import Row, best_times, show
 from pcl.bessel import log_normalizer, log_sphere_area
 from pcl.kernels import log_marginal
 from pcl.vmf import VonMisesFisher
 
-PAIRS, SAMPLES, DIM, KAPPA_POS, ROUNDS, BLOCK = 512, 512, 10, 20.0, 3, 32
+PAIRS, SAMPLES, DIM, KAPPA_POS, ROUNDS, BLOCK = 512, 512, 10, 20.0, 2, 32
 
 
 def problem() -> list[Tensor]:
@@ -44,31 +44,16 @@ def sampled(mu1: Tensor, mu2: Tensor, kappa1: Tensor, kappa2: Tensor) -> Tensor:
     return torch.cat(blocks)
 
 
-def timed(function, leaves: list[Tensor]) -> float:
-    "Seconds of one call."
-    for x in leaves:
-        x.grad = None
-    start = time.perf_counter()
-    function(*leaves)
-    return time.perf_counter() - start
-
-
-def rows() -> list[dict]:
-    "One row: the ratio is the peer's time over ours, taken in turns so that a busy machine slows both."
+def rows() -> list[Row]:
+    """One row, after a check that both compute the same number where 512 draws can see it."""
     leaves = problem()
-    near = leaves[0].detach() @ leaves[1].detach().T > 0.5  # where 512 draws can see anything
+    near = leaves[0].detach() @ leaves[1].detach().T > 0.5
     gap = (exact(*leaves) - sampled(*leaves))[near].abs().median()
     assert gap < 0.2, f"the two do not estimate the same number: {gap}"
-    ours_s, peer_s = math.inf, math.inf
-    for _ in range(ROUNDS):
-        ours_s, peer_s = min(ours_s, timed(exact, leaves), timed(exact, leaves)), min(peer_s, timed(sampled, leaves))
-    name = f"log_marginal D={DIM}, {PAIRS} x {PAIRS} pairs, forward and backward"
-    return [{"name": name, "ours_s": ours_s, "peer": f"{SAMPLES}-sample Monte Carlo", "peer_s": peer_s,
-             "ratio": peer_s / ours_s, "bar": 20.0}]
+    best = best_times({"ours": lambda: exact(*leaves), "peer": lambda: sampled(*leaves)}, ROUNDS)
+    name = f"log_marginal, {PAIRS} x {PAIRS} pairs, D={DIM}, with backward"
+    return [Row(name, best["ours"], f"{SAMPLES}-sample Monte Carlo", best["peer"], 20.0)]
 
 
 if __name__ == "__main__":
-    print(f"{'':55s} {'ours, s':>9s} {'peer, s':>9s} {'ratio':>6s} {'bar':>5s}")
-    for row in rows():
-        print(f"{row['name']:55s} {row['ours_s']:9.4f} {row['peer_s']:9.4f} {row['ratio']:6.2f} {row['bar']:5.1f}"
-              f"  {row['peer']}")
+    show(rows())

@@ -6,7 +6,7 @@
 __all__ = ['DIRAC', 'MAX_TERMS', 'log_expected_likelihood', 'log_bhattacharyya', 'kl', 'cosine_similarity', 'squared_distance',
            'log_marginal', 'NonIsotropicVMF']
 
-# %% ../nbs/03_kernels.ipynb #6577b11a
+# %% ../nbs/03_kernels.ipynb #e858129c
 import math
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 from .bessel import bessel_ratio, log_normalizer, log_sphere_area
 from .vmf import VonMisesFisher, unit_vector
 
-# %% ../nbs/03_kernels.ipynb #703e12f6
+# %% ../nbs/03_kernels.ipynb #86247698
 def _meet(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -59,7 +59,7 @@ def _f(
     "log C_dim(kappa) + kappa."
     return log_normalizer(dim, kappa) + kappa
 
-# %% ../nbs/03_kernels.ipynb #1b2f2227
+# %% ../nbs/03_kernels.ipynb #e7e823e0
 def log_expected_likelihood(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -89,7 +89,7 @@ def log_bhattacharyya(
     value = (_f(p.dim, k1) + _f(p.dim, k2) - excess) / 2 - _f(p.dim, length / 2)
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #2839f76d
+# %% ../nbs/03_kernels.ipynb #5dee9b5b
 def kl(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -122,12 +122,12 @@ def squared_distance(
     gap, k1, k2 = _meet(p, q, pairwise)
     return ((k1 - k2) ** 2 + 2 * k1 * k2 * gap).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #e27e8b36
+# %% ../nbs/03_kernels.ipynb #f762503c
 DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
 _EPS = 2.0**-52
 _TOP_ORDER = 64
 
-# %% ../nbs/03_kernels.ipynb #cb1a8917
+# %% ../nbs/03_kernels.ipynb #ee51063c
 @lru_cache(maxsize=256)
 def _debye_polynomials(
     order: float,
@@ -155,7 +155,7 @@ def _horner(
         value = value.mul_(p).add_(c)
     return value
 
-# %% ../nbs/03_kernels.ipynb #87cb3634
+# %% ../nbs/03_kernels.ipynb #e630128d
 def _bessel_top(
     order: float,  # at least _TOP_ORDER
     kappa: Tensor,  # float64, finite
@@ -190,7 +190,7 @@ def _bessel_down(
     r = kappa / inverse
     return inverse, (twice - kappa * q).div_(inverse), twice / (inverse * inverse) - r * r * dr
 
-# %% ../nbs/03_kernels.ipynb #3cd6e815
+# %% ../nbs/03_kernels.ipynb #71884f37
 def _coefficients(
     kappa: Tensor,  # float64, any shape
     dim: int,
@@ -222,7 +222,7 @@ def _harmonic_growth(
         return float(dim)
     return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
 
-# %% ../nbs/03_kernels.ipynb #56903b49
+# %% ../nbs/03_kernels.ipynb #0e27061f
 MAX_TERMS = 512
 
 
@@ -246,7 +246,7 @@ def _n_terms(
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
-# %% ../nbs/03_kernels.ipynb #34386815
+# %% ../nbs/03_kernels.ipynb #e40a21d9
 def _clenshaw_scales(
     dim: int,
     n_terms: int,
@@ -261,7 +261,7 @@ def _clenshaw_scales(
 
 def _clenshaw(
     t: Tensor,  # float64 tile of cosines
-    sums: list[tuple[Tensor, Tensor]],  # (left, right): coefficient l of a sum is left[l] * right[l], broadcast over the tile
+    sums: list[tuple[Tensor, Tensor]],  # (left, right): coefficient l is left[l] * right[l], broadcast over the tile
     dim: int,
     slope: bool,  # also the derivative in t of the first sum
 ) -> list[Tensor]:  # the first sum, its derivative in t if wanted, the other sums
@@ -273,19 +273,20 @@ def _clenshaw(
         if slope:  # differentiate the recurrence, before the sum itself moves on
             behind[-1].addcmul_(t, ahead[-1], value=factor[degree]).add_(ahead[0], alpha=factor[degree])
         for (left, right), last, now in zip(sums, ahead, behind, strict=False):
-            now.addcmul_(t, last, value=factor[degree]).addcmul_(left[degree], right[degree], value=inverse_scale[degree])
+            now.addcmul_(t, last, value=factor[degree])
+            now.addcmul_(left[degree], right[degree], value=inverse_scale[degree])
         ahead, behind = behind, ahead
     found = [b.div_(inverse_scale[0]) for b in ahead]
     return [found[0], found[-1], *found[1:-1]] if slope else found
 
-# %% ../nbs/03_kernels.ipynb #c2627d08
+# %% ../nbs/03_kernels.ipynb #0d350dee
 def _bins(
     kappa: Tensor,  # float64
     n_bins: int = 16,
 ) -> tuple[Tensor, Tensor]:  # upper edges, and for each kappa the index of the edge above it
     "At most n_bins upper edges, evenly spaced in log kappa."
     low, high = (float(k) for k in kappa.clamp(1e-6, DIRAC).aminmax())
-    edges = torch.logspace(math.log10(low), math.log10(high), n_bins if high > low else 1, dtype=kappa.dtype, device=kappa.device)
+    edges = torch.logspace(math.log10(low), math.log10(high), n_bins if high > low else 1).to(kappa)
     edges[-1] = high
     return edges, torch.bucketize(kappa, edges).clamp_(max=edges.numel() - 1)
 
@@ -323,7 +324,7 @@ def _magnitude(
     index = cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
     return table[index]
 
-# %% ../nbs/03_kernels.ipynb #a8ca69be
+# %% ../nbs/03_kernels.ipynb #3726c330
 _CELLS = 64  # table cells per unit of asinh(kappa / c)
 
 
@@ -366,7 +367,7 @@ def _scaled_normalizer(
     slope = c1 + x * (2 * c2 + x * (3 * c3 + x * (4 * c4 + x * (5 * c5))))
     return value, slope.mul_(_CELLS).div_(dk)
 
-# %% ../nbs/03_kernels.ipynb #ca3f2652
+# %% ../nbs/03_kernels.ipynb #e22b432c
 def _saddle(
     t: Tensor,  # float64 (n,)
     x: Tensor,  # the smallest concentration; y and z are the other two
@@ -385,7 +386,8 @@ def _saddle(
         g, g1 = 1 / ((dim - 1) / 2 + root), 1 / ((dim - 2) / 2 + root1)  # A_D(R) / R and A_{D-1}(w) / w
         pull, volume = x * t + yz * g, tangent * g1 * sin2 + dim - 1
         p = sin2 * pull - s * volume  # minus the slope in v
-        dp = -2 * s * pull - sin2 * (yz * g) ** 2 / root - volume + (s * s) * tangent * g1 * (2 - sin2 * tangent * g1 / root1)
+        dp = -2 * s * pull - sin2 * (yz * g) ** 2 / root - volume
+        dp = dp + (s * s) * tangent * g1 * (2 - sin2 * tangent * g1 / root1)
         curvature = -sin2 * dp
         low, high = torch.where(p > 0, low, v), torch.where(p > 0, v, high)
         step = -p / curvature.clamp(min=1e-30)
@@ -396,7 +398,7 @@ def _saddle(
             break
     return v, torch.rsqrt(curvature.clamp(min=1e-12))
 
-# %% ../nbs/03_kernels.ipynb #1cbcac73
+# %% ../nbs/03_kernels.ipynb #480a508b
 def _pull(
     kappa: Tensor,  # the concentration differentiated
     other: Tensor,
@@ -440,7 +442,7 @@ def _log_integrand(
     in_x = -away - q_w * sin_phi * sin
     return log_f, [in_t, in_x, _pull(y, z, s, sin2, resultant, q_r), _pull(z, y, s, sin2, resultant, q_r)]
 
-# %% ../nbs/03_kernels.ipynb #d401a462
+# %% ../nbs/03_kernels.ipynb #196b264e
 def _trapezium(
     u: Tensor,  # (m,) nodes
     step: float,
@@ -465,7 +467,7 @@ def _integral(
     tolerance: float,
     slopes: bool,
 ) -> tuple[Tensor, Tensor]:  # log S h (n,), and its derivatives in t and the three concentrations (4 or 0, n)
-    "The positive integral, halving the step until two steps agree to the root of the tolerance: the next agrees to its square."
+    "The positive integral: halve the step until two steps agree to the root of the tolerance; the last is its square."
     ordered, order = kappas.sort(0)
     arguments, todo = (t, ordered[0], ordered[1], ordered[2]), torch.arange(t.numel(), device=t.device)
     peak = _saddle(*arguments, dim)
@@ -494,7 +496,7 @@ def _integral(
         return value, torch.cat([in_t, torch.empty_like(inner).scatter_(0, order, inner)])
     return value, mean[1:]
 
-# %% ../nbs/03_kernels.ipynb #2c0aa12e
+# %% ../nbs/03_kernels.ipynb #cb32c030
 def _with_point_mass(
     t: Tensor,  # float64 (n,)
     kappas: Tensor,  # float64 (3, n), the largest of each three a point mass
@@ -509,15 +511,17 @@ def _with_point_mass(
     loss = 2 * x * y * (1 - t) / (resultant + x + y).clamp(min=1e-300)
     value = float(log_sphere_area(dim)) + f_x + torch.where(point, -x * (1 - t), f_y - f_r - loss)
     sin2 = (1 - t) * (1 + t)
-    in_t = torch.where(point, x, torch.where(resultant > 0, x * y * (1 - q_r) / resultant.clamp(min=1e-300), x * y / dim))
+    a_over_r = torch.where(resultant > 0, (1 - q_r) / resultant.clamp(min=1e-300), 1 / dim)
+    in_t = torch.where(point, x, x * y * a_over_r)
     in_x = q_x + torch.where(point, t - 1, _pull(x, y, t, sin2, resultant, q_r))
     in_y = torch.where(point, torch.zeros_like(t), q_y + _pull(y, x, t, sin2, resultant, q_r))
     all_points = x >= DIRAC
     value = torch.where(all_points, torch.where(t < 1, -math.inf, math.inf), value)
     inner = torch.where(all_points, 0.0, torch.stack([in_x, in_y, torch.zeros_like(t)]))
-    return value, torch.cat([torch.where(all_points, 0.0, in_t)[None], torch.empty_like(inner).scatter_(0, order, inner)])
+    in_t = torch.where(all_points, 0.0, in_t)
+    return value, torch.cat([in_t[None], torch.empty_like(inner).scatter_(0, order, inner)])
 
-# %% ../nbs/03_kernels.ipynb #95f5bf07
+# %% ../nbs/03_kernels.ipynb #1733b2c2
 _TILE = 16384  # pairs per sweep: the running sums of one tile stay in a core's cache
 _BATCH = 4096  # pairs per integral
 
@@ -578,7 +582,7 @@ def _families(
     derivatives = [(harmonics * dap * a1, a2), (harmonics * ap * da1, a2), (both, da2)]
     return [(both, a2), *(d for d, want in zip(derivatives, slopes[1:], strict=True) if want)]
 
-# %% ../nbs/03_kernels.ipynb #a143101f
+# %% ../nbs/03_kernels.ipynb #1dd913fc
 _GRIDS = ((16, 8, 8), (24, 14, 14), (32, 28, 28))  # nodes in t, log kappa1, log kappa2
 
 
@@ -618,7 +622,7 @@ def _interpolant(
     last = max(float(x.abs().sum()) for x in (c[-2:], c[:, -2:], c[:, :, -2:]))
     return c if last < tolerance / 4 else None
 
-# %% ../nbs/03_kernels.ipynb #8bf17da3
+# %% ../nbs/03_kernels.ipynb #d96a7f54
 def _interpolate(
     t: Tensor,  # float64 (rows, columns)
     kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1)
@@ -628,7 +632,8 @@ def _interpolate(
 ) -> list[Tensor]:  # log S h, then the wanted derivatives; meaningful inside the box
     "Evaluate the interpolant for all pairs: one small matrix product per degree in t, summed by Clenshaw."
     half = (box[:, 1] - box[:, 0]).clamp(min=1e-12) / 2
-    x, *logs = ((v - low) / h - 1 for v, low, h in zip([t, kappas[1].log(), kappas[2].log()], box[:, 0], half, strict=True))
+    places = [t, kappas[1].log(), kappas[2].log()]
+    x, *logs = ((v - low) / h - 1 for v, low, h in zip(places, box[:, 0], half, strict=True))
     (v1, d1), (v2, d2) = (_chebyshev(u.flatten(), n) for u, n in zip(logs, c.shape[1:], strict=True))
     d1, d2 = d1 / (half[1] * kappas[1].flatten()), d2 / (half[2] * kappas[2].flatten())
     families = [(v1, v2), (d1, v2), (v1, d2)]
@@ -645,7 +650,7 @@ def _interpolate(
 
 def _clenshaw_chebyshev(
     x: Tensor,  # (rows, columns)
-    pairs: list[tuple[Tensor, Tensor]],  # (degrees, rows or 1, n) and (n, columns or 1): their product holds the coefficients
+    pairs: list[tuple[Tensor, Tensor]],  # (degrees, rows or 1, n) and (n, columns or 1): factors of the coefficients
     slope: bool,
 ) -> list[Tensor]:  # the first sum, its derivative in x if wanted, the other sums
     "Sum Chebyshev series whose coefficients are matrices of low rank."
@@ -662,7 +667,7 @@ def _clenshaw_chebyshev(
         derivative = d_ahead if position == 0 else derivative
     return [sums[0], derivative, *sums[1:]] if slope else sums
 
-# %% ../nbs/03_kernels.ipynb #247008c5
+# %% ../nbs/03_kernels.ipynb #d79aa11f
 def _log_marginal_and_slopes(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
     kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
@@ -737,12 +742,14 @@ def _replace(
             for target, new in zip(out, wanted, strict=True):
                 target[row[chunk], column[chunk]] = new
 
-# %% ../nbs/03_kernels.ipynb #ab3779ea
+# %% ../nbs/03_kernels.ipynb #519fdb14
 class _LogMarginal(torch.autograd.Function):
     "log(S h) with its derivatives worked out in the forward pass, one matrix per input that wants one."
 
     @staticmethod
-    def forward(ctx, cos: Tensor, kappa_pos: Tensor, kappa1: Tensor, kappa2: Tensor, dim: int, wanted: list[bool]) -> Tensor:
+    def forward(
+        ctx: Any, cos: Tensor, kappa_pos: Tensor, kappa1: Tensor, kappa2: Tensor, dim: int, wanted: list[bool]
+    ) -> Tensor:
         inputs = (cos, kappa_pos, kappa1, kappa2)
         t, *kappas = (x.detach().double() for x in inputs)
         tolerance = 1e-9 if cos.dtype == torch.float64 else 2e-5
@@ -753,13 +760,13 @@ class _LogMarginal(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         slopes = iter(ctx.saved_tensors)
         wanted = zip(ctx.wanted, ctx.shapes, strict=True)
         grads = [(grad * next(slopes)).sum_to_size(shape) if want else None for want, shape in wanted]
         return (*grads, None, None)
 
-# %% ../nbs/03_kernels.ipynb #e600dae4
+# %% ../nbs/03_kernels.ipynb #6be57797
 def _check_inputs(
     cos: Tensor,
     kappas: dict[str, Tensor | float],
@@ -774,14 +781,14 @@ def _check_inputs(
     for name, kappa in kappas.items():
         kappa = kappa if isinstance(kappa, Tensor) else torch.tensor(float(kappa), dtype=cos.dtype, device=cos.device)
         if not kappa.is_floating_point():
-            raise TypeError(f"{name} must be a floating-point tensor or a number, got {kappa.dtype}; convert it with .float()")
+            raise TypeError(f"{name} must be a floating-point tensor or a number, not {kappa.dtype}: use .float()")
         if not bool((kappa >= 0).all()):
             raise ValueError(f"{name} must be at least 0 and not NaN; put the network's output through exp or softplus")
         tensors.append(kappa)
     dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else cos.dtype
     slack = {torch.float64: 1e-9, torch.float32: 1e-5}.get(cos.dtype, 1e-2)
     if not bool((cos.abs() <= 1 + slack).all()):
-        raise ValueError(f"cos must lie in [-1, 1], give or take {slack:g}, and not be NaN; normalise the vectors first")
+        raise ValueError(f"cos must lie in [-1, 1] up to {slack:g}, and not be NaN; normalise the vectors first")
     return [x.to(dtype) for x in tensors]
 
 
@@ -808,11 +815,14 @@ def log_marginal(
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
     return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
 
-# %% ../nbs/03_kernels.ipynb #9cb135ad
+# %% ../nbs/03_kernels.ipynb #5ff4c67f
 class NonIsotropicVMF(Distribution):
     "X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with concentration |K mu|; K is diagonal."
 
-    arg_constraints = {"loc": unit_vector, "concentration": constraints.independent(constraints.positive, 1)}  # noqa: RUF012
+    arg_constraints = {  # noqa: RUF012
+        "loc": unit_vector,
+        "concentration": constraints.independent(constraints.positive, 1),
+    }
     support = unit_vector
     has_rsample = True
 
@@ -825,7 +835,8 @@ class NonIsotropicVMF(Distribution):
         if not concentration.is_floating_point():
             raise TypeError("concentration must be a floating-point tensor; convert it with .float()")
         if concentration.dim() == 0 or concentration.shape[-1] != loc.shape[-1]:
-            raise ValueError(f"concentration needs one entry per axis, {loc.shape[-1]} of them, got {tuple(concentration.shape)}")
+            shape = tuple(concentration.shape)
+            raise ValueError(f"concentration needs {loc.shape[-1]} entries, one per axis, not shape {shape}")
         if not bool(((concentration > 0) & concentration.isfinite()).all()):
             raise ValueError("concentration must be positive and finite on every axis; put it through exp or softplus")
         self.loc, self.concentration = torch.broadcast_tensors(loc, concentration)
