@@ -91,8 +91,10 @@ def _polar_ratio(dim: int, shape: tuple[int, ...], like: Tensor, generator: torc
 def _draw_gap(dim: int, kappa: Tensor, ratio: Tensor, generator: torch.Generator | None) -> Tensor:
     "Exact draws of 1 - cos, (n, batch), from a first set of polar ratios; only rejected ones are drawn again."
     if dim == 3:  # Archimedes: u is uniform, and the cdf has a closed inverse
-        kappa, gap = kappa.clamp(min=torch.finfo(kappa.dtype).tiny), 1 / (1 + ratio)
-        return torch.log1p(gap * torch.expm1(-2 * kappa)).div_(-kappa)
+        kappa = kappa.clamp(min=1e-20)  # uniform to the last bit, and no denormal numbers below
+        near = torch.log1p(torch.expm1(-2 * kappa) / (1 + ratio)).div_(-kappa)
+        far = (torch.log1p(ratio) - torch.log(ratio + torch.exp(-2 * kappa))) / kappa  # where 1 / (1 + ratio) rounds to 1
+        return torch.where((ratio < 1) & (kappa > 1), far, near).clamp_(max=2)
     b = _contraction(dim, kappa)
     gap = 2 * b / (ratio + b)
     log_u = torch.rand(gap.shape, generator=generator, dtype=gap.dtype, device=gap.device).log_()

@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
@@ -542,3 +543,15 @@ def test_bad_arguments_of_methods() -> None:
 def test_bad_samples(samples: Tensor, weights: Tensor | None, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         fit(samples, weights)
+
+
+@pytest.mark.parametrize("kappa", [0.0, 1e-6, 0.5, 0.999, 1.001, 4.0, 40.0, 1e3, 1e6])
+def test_the_closed_form_in_three_dimensions_keeps_its_far_tail(kappa: float) -> None:
+    """A polar ratio of (almost) zero is the antipode: single precision must neither overshoot it nor lose the way there."""
+    ratio = torch.tensor([0.0, 1e-45, 1e-30, 1e-12, 1e-7, 1e-3, 0.5, 0.999, 1.0, 2.0, 1e4, 1e10])
+    gap = module._draw_gap(3, torch.tensor(kappa), ratio, None)
+    with mpmath.workdps(60):
+        k = mpmath.mpf(max(kappa, 1e-30))
+        exact = [float(-mpmath.log((mpmath.mpf(float(r)) + mpmath.exp(-2 * k)) / (1 + mpmath.mpf(float(r)))) / k) for r in ratio]
+    torch.testing.assert_close(gap, torch.tensor(exact, dtype=torch.float64).float(), rtol=2e-6, atol=0)
+    assert gap.max() <= 2
