@@ -7,7 +7,7 @@ __all__ = ['PRESETS', 'EXPERIMENTS', 'LOSSES', 'UNIFORM_WORLD', 'QUICK', 'Outcom
            'lookup', 'Job', 'jobs', 'pending', 'run_job', 'run', 'results_of', 'measure_sampler', 'measure_marginal',
            'measure_recovery', 'process_label']
 
-# %% ../nbs/91_experiments.ipynb #653bd8df
+# %% ../nbs/91_experiments.ipynb #532a8513
 import difflib
 import os
 import time
@@ -27,7 +27,7 @@ from .metrics import recovery
 from .training import Config, fit
 from .vmf import VonMisesFisher, published_cosine
 
-# %% ../nbs/91_experiments.ipynb #783277bb
+# %% ../nbs/91_experiments.ipynb #c8427883
 PRESETS = ("smoke", "cpu", "paper")  # for tests; for the recorded results; for a GPU and the paper's own sizes
 
 
@@ -61,7 +61,7 @@ def register(experiment: Experiment) -> None:
         raise ValueError(f"an experiment called {experiment.name!r} exists already; choose another name")
     EXPERIMENTS[experiment.name] = experiment
 
-# %% ../nbs/91_experiments.ipynb #50e0786f
+# %% ../nbs/91_experiments.ipynb #c580c0a2
 class UnknownName(ValueError):
     """A name that is not known; the message offers the nearest one that is."""
 
@@ -87,7 +87,7 @@ def lookup(
         raise UnknownName(kind, name, known)
     return known[name]
 
-# %% ../nbs/91_experiments.ipynb #e7456d6e
+# %% ../nbs/91_experiments.ipynb #3220d268
 @dataclass(frozen=True)
 class Job:
     """One run to be done."""
@@ -134,7 +134,7 @@ def pending(todo: Iterable[Job], records: Iterable[Record]) -> list[Job]:
     done = {record.key for record in records}
     return [job for job in todo if job.key not in done]
 
-# %% ../nbs/91_experiments.ipynb #c8c6bff1
+# %% ../nbs/91_experiments.ipynb #71050b45
 def run_job(job: Job) -> Record:
     """Run one job and return its record, unwritten."""
     config = job.config()
@@ -161,7 +161,7 @@ def run(
         write(record)
         yield job, record
 
-# %% ../nbs/91_experiments.ipynb #b1e58769
+# %% ../nbs/91_experiments.ipynb #2a3596ee
 def results_of(
     name: str,  # an experiment
     preset: str = "cpu",
@@ -171,7 +171,7 @@ def results_of(
         return [run_job(job) for job in jobs(name, preset=preset)]
     return [r for r in latest(read().records) if r.experiment == name and r.preset == preset]
 
-# %% ../nbs/91_experiments.ipynb #7831e321
+# %% ../nbs/91_experiments.ipynb #5f96e3a3
 def measure_sampler(config: Mapping[str, Any], seed: int) -> Outcome:
     """Mean cosine to the mode of our draws and of the published rule's, against the exact value."""
     dim, kappa, n = config["dim"], torch.tensor(float(config["kappa"]), dtype=torch.float64), config["n_draws"]
@@ -197,7 +197,7 @@ register(
     )
 )
 
-# %% ../nbs/91_experiments.ipynb #dacff0ba
+# %% ../nbs/91_experiments.ipynb #09963ae4
 def measure_marginal(config: Mapping[str, Any], seed: int) -> Outcome:
     """A Monte-Carlo estimate of the marginal S h by formula 43, against its closed form."""
     dim, t, n = config["dim"], config["cosine"], config["n_draws"]
@@ -222,7 +222,7 @@ register(
     )
 )
 
-# %% ../nbs/91_experiments.ipynb #40e3e52c
+# %% ../nbs/91_experiments.ipynb #ceb060b8
 LOSSES: dict[str, type[ExactInfoNCE] | type[ExactNWJ]] = {"exact-infonce": ExactInfoNCE, "exact-nwj": ExactNWJ}
 
 
@@ -263,13 +263,13 @@ register(
         },
         presets={
             "smoke": {"width": 32, "batch_size": 64, "steps": 10, "n_eval": 200},
-            "cpu": {"width": 192, "batch_size": 512, "steps": 3000, "n_eval": 10_000},
+            "cpu": {"width": 192, "batch_size": 512, "steps": 2000, "n_eval": 10_000},
             "paper": {"width": 500, "batch_size": 512, "steps": 100_000, "n_eval": 10_000},
         },
     )
 )
 
-# %% ../nbs/91_experiments.ipynb #0b43981d
+# %% ../nbs/91_experiments.ipynb #bb468daa
 # What `make reproduce` runs: experiment, row and seeds, None for all of them.
 QUICK: tuple[tuple[str, str | None, tuple[int, ...] | None], ...] = (
     ("sampler", None, None),

@@ -6,7 +6,7 @@
 __all__ = ['DIRAC', 'MAX_TERMS', 'log_expected_likelihood', 'log_bhattacharyya', 'kl', 'cosine_similarity', 'squared_distance',
            'log_marginal', 'NonIsotropicVMF']
 
-# %% ../nbs/03_kernels.ipynb #e858129c
+# %% ../nbs/03_kernels.ipynb #8c2d9ce9
 import math
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 from .bessel import bessel_ratio, log_normalizer, log_sphere_area
 from .vmf import VonMisesFisher, unit_vector
 
-# %% ../nbs/03_kernels.ipynb #86247698
+# %% ../nbs/03_kernels.ipynb #c4200236
 def _meet(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -59,7 +59,7 @@ def _f(
     "log C_dim(kappa) + kappa."
     return log_normalizer(dim, kappa) + kappa
 
-# %% ../nbs/03_kernels.ipynb #e7e823e0
+# %% ../nbs/03_kernels.ipynb #bb8d6e1c
 def log_expected_likelihood(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -89,7 +89,7 @@ def log_bhattacharyya(
     value = (_f(p.dim, k1) + _f(p.dim, k2) - excess) / 2 - _f(p.dim, length / 2)
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #5dee9b5b
+# %% ../nbs/03_kernels.ipynb #0ea458ba
 def kl(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -122,12 +122,12 @@ def squared_distance(
     gap, k1, k2 = _meet(p, q, pairwise)
     return ((k1 - k2) ** 2 + 2 * k1 * k2 * gap).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #f762503c
+# %% ../nbs/03_kernels.ipynb #cb15334d
 DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
 _EPS = 2.0**-52
 _TOP_ORDER = 64
 
-# %% ../nbs/03_kernels.ipynb #ee51063c
+# %% ../nbs/03_kernels.ipynb #f2de9727
 @lru_cache(maxsize=256)
 def _debye_polynomials(
     order: float,
@@ -155,7 +155,7 @@ def _horner(
         value = value.mul_(p).add_(c)
     return value
 
-# %% ../nbs/03_kernels.ipynb #e630128d
+# %% ../nbs/03_kernels.ipynb #5fbf5cd0
 def _bessel_top(
     order: float,  # at least _TOP_ORDER
     kappa: Tensor,  # float64, finite
@@ -190,7 +190,7 @@ def _bessel_down(
     r = kappa / inverse
     return inverse, (twice - kappa * q).div_(inverse), twice / (inverse * inverse) - r * r * dr
 
-# %% ../nbs/03_kernels.ipynb #71884f37
+# %% ../nbs/03_kernels.ipynb #08799304
 def _coefficients(
     kappa: Tensor,  # float64, any shape
     dim: int,
@@ -222,7 +222,7 @@ def _harmonic_growth(
         return float(dim)
     return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
 
-# %% ../nbs/03_kernels.ipynb #0e27061f
+# %% ../nbs/03_kernels.ipynb #0ceb23e5
 MAX_TERMS = 512
 
 
@@ -246,7 +246,7 @@ def _n_terms(
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
-# %% ../nbs/03_kernels.ipynb #e40a21d9
+# %% ../nbs/03_kernels.ipynb #860c489b
 def _clenshaw_scales(
     dim: int,
     n_terms: int,
@@ -261,25 +261,26 @@ def _clenshaw_scales(
 
 def _clenshaw(
     t: Tensor,  # float64 tile of cosines
-    sums: list[tuple[Tensor, Tensor]],  # (left, right): coefficient l is left[l] * right[l], broadcast over the tile
+    left: Tensor,  # (n_terms, families, ...): coefficient l is left[l] * right[l], broadcast over the tile
+    right: Tensor,
     dim: int,
     slope: bool,  # also the derivative in t of the first sum
 ) -> list[Tensor]:  # the first sum, its derivative in t if wanted, the other sums
     "Sum G_l(t) against several families of coefficients in one sweep, never holding more than two terms."
-    n_terms = sums[0][0].shape[0]
+    n_terms, families = left.shape[:2]
     inverse_scale, factor = _clenshaw_scales(dim, n_terms)
-    ahead, behind = [[torch.zeros_like(t) for _ in range(len(sums) + slope)] for _ in range(2)]
-    for degree in range(n_terms - 1, -1, -1):
-        if slope:  # differentiate the recurrence, before the sum itself moves on
-            behind[-1].addcmul_(t, ahead[-1], value=factor[degree]).add_(ahead[0], alpha=factor[degree])
-        for (left, right), last, now in zip(sums, ahead, behind, strict=False):
-            now.addcmul_(t, last, value=factor[degree])
-            now.addcmul_(left[degree], right[degree], value=inverse_scale[degree])
+    ahead, behind = t.new_zeros(2, families + slope, *t.shape).unbind()
+    terms = list(zip(inverse_scale, factor, left.unbind(), right.unbind(), strict=False))
+    for inverse, g, a, b in reversed(terms):
+        behind.addcmul_(t, ahead, value=g)
+        if slope:  # the recurrence, differentiated
+            behind[-1].add_(ahead[0], alpha=g)
+        behind[:families].addcmul_(a, b, value=inverse)
         ahead, behind = behind, ahead
-    found = [b.div_(inverse_scale[0]) for b in ahead]
+    found = list(ahead.div_(inverse_scale[0]).unbind())
     return [found[0], found[-1], *found[1:-1]] if slope else found
 
-# %% ../nbs/03_kernels.ipynb #0d350dee
+# %% ../nbs/03_kernels.ipynb #31cdb147
 def _bins(
     kappa: Tensor,  # float64
     n_bins: int = 16,
@@ -324,7 +325,7 @@ def _magnitude(
     index = cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
     return table[index]
 
-# %% ../nbs/03_kernels.ipynb #3726c330
+# %% ../nbs/03_kernels.ipynb #e675b1d5
 _CELLS = 64  # table cells per unit of asinh(kappa / c)
 
 
@@ -367,7 +368,7 @@ def _scaled_normalizer(
     slope = c1 + x * (2 * c2 + x * (3 * c3 + x * (4 * c4 + x * (5 * c5))))
     return value, slope.mul_(_CELLS).div_(dk)
 
-# %% ../nbs/03_kernels.ipynb #e22b432c
+# %% ../nbs/03_kernels.ipynb #a775c904
 def _saddle(
     t: Tensor,  # float64 (n,)
     x: Tensor,  # the smallest concentration; y and z are the other two
@@ -398,7 +399,7 @@ def _saddle(
             break
     return v, torch.rsqrt(curvature.clamp(min=1e-12))
 
-# %% ../nbs/03_kernels.ipynb #480a508b
+# %% ../nbs/03_kernels.ipynb #7866aa0b
 def _pull(
     kappa: Tensor,  # the concentration differentiated
     other: Tensor,
@@ -442,7 +443,7 @@ def _log_integrand(
     in_x = -away - q_w * sin_phi * sin
     return log_f, [in_t, in_x, _pull(y, z, s, sin2, resultant, q_r), _pull(z, y, s, sin2, resultant, q_r)]
 
-# %% ../nbs/03_kernels.ipynb #196b264e
+# %% ../nbs/03_kernels.ipynb #84d42cd1
 def _trapezium(
     u: Tensor,  # (m,) nodes
     step: float,
@@ -496,7 +497,7 @@ def _integral(
         return value, torch.cat([in_t, torch.empty_like(inner).scatter_(0, order, inner)])
     return value, mean[1:]
 
-# %% ../nbs/03_kernels.ipynb #cb32c030
+# %% ../nbs/03_kernels.ipynb #6ca2a0bc
 def _with_point_mass(
     t: Tensor,  # float64 (n,)
     kappas: Tensor,  # float64 (3, n), the largest of each three a point mass
@@ -521,8 +522,8 @@ def _with_point_mass(
     in_t = torch.where(all_points, 0.0, in_t)
     return value, torch.cat([in_t[None], torch.empty_like(inner).scatter_(0, order, inner)])
 
-# %% ../nbs/03_kernels.ipynb #1733b2c2
-_TILE = 16384  # pairs per sweep: the running sums of one tile stay in a core's cache
+# %% ../nbs/03_kernels.ipynb #ac0afddf
+_TILE = 65536  # pairs per sweep: enough for two threads, and the running sums stay in the cache
 _BATCH = 4096  # pairs per integral
 
 
@@ -565,7 +566,8 @@ def _series(
             for k in kappas:
                 both = ready[id(k)] if id(k) in ready else _coefficients(_cut(k, *tile), dim, n_terms)
                 cut.append(tuple(_cut(x, *tile) for x in both) if id(k) in ready else both)
-            found = _clenshaw(t[tile].contiguous(), _families(cut, harmonics[..., None], slopes), dim, slopes[0])
+            factors = _families(cut, harmonics[..., None], slopes)
+            found = _clenshaw(t[tile].contiguous(), *factors, dim, slopes[0])
             for target, value in zip(out, found, strict=True):
                 target[tile] = value
     return out, _magnitude(t, list(edges), list(bins), at_edges, dim)
@@ -575,14 +577,16 @@ def _families(
     coefficients: list[tuple[Tensor, ...]],  # a_l and its derivative, for kappa_pos, kappa1, kappa2
     harmonics: Tensor,  # N_l
     slopes: list[bool],
-) -> list[tuple[Tensor, Tensor]]:
+) -> tuple[Tensor, Tensor]:  # (n_terms, families, ...)
     "The coefficients of S h and of its wanted derivatives in the concentrations, as products of two factors."
     (ap, dap), (a1, da1), (a2, da2) = coefficients
     both = harmonics * ap * a1
     derivatives = [(harmonics * dap * a1, a2), (harmonics * ap * da1, a2), (both, da2)]
-    return [(both, a2), *(d for d, want in zip(derivatives, slopes[1:], strict=True) if want)]
+    pairs = [(both, a2), *(d for d, want in zip(derivatives, slopes[1:], strict=True) if want)]
+    left, right = (torch.stack(factors, dim=1) for factors in zip(*pairs, strict=True))
+    return left, right
 
-# %% ../nbs/03_kernels.ipynb #1dd913fc
+# %% ../nbs/03_kernels.ipynb #177b1ae9
 _GRIDS = ((16, 8, 8), (24, 14, 14), (32, 28, 28))  # nodes in t, log kappa1, log kappa2
 
 
@@ -622,7 +626,7 @@ def _interpolant(
     last = max(float(x.abs().sum()) for x in (c[-2:], c[:, -2:], c[:, :, -2:]))
     return c if last < tolerance / 4 else None
 
-# %% ../nbs/03_kernels.ipynb #d96a7f54
+# %% ../nbs/03_kernels.ipynb #9500ae83
 def _interpolate(
     t: Tensor,  # float64 (rows, columns)
     kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1)
@@ -667,7 +671,7 @@ def _clenshaw_chebyshev(
         derivative = d_ahead if position == 0 else derivative
     return [sums[0], derivative, *sums[1:]] if slope else sums
 
-# %% ../nbs/03_kernels.ipynb #d79aa11f
+# %% ../nbs/03_kernels.ipynb #49745532
 def _log_marginal_and_slopes(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
     kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
@@ -742,7 +746,7 @@ def _replace(
             for target, new in zip(out, wanted, strict=True):
                 target[row[chunk], column[chunk]] = new
 
-# %% ../nbs/03_kernels.ipynb #519fdb14
+# %% ../nbs/03_kernels.ipynb #d1ab24fc
 class _LogMarginal(torch.autograd.Function):
     "log(S h) with its derivatives worked out in the forward pass, one matrix per input that wants one."
 
@@ -766,7 +770,7 @@ class _LogMarginal(torch.autograd.Function):
         grads = [(grad * next(slopes)).sum_to_size(shape) if want else None for want, shape in wanted]
         return (*grads, None, None)
 
-# %% ../nbs/03_kernels.ipynb #6be57797
+# %% ../nbs/03_kernels.ipynb #92e8add3
 def _check_inputs(
     cos: Tensor,
     kappas: dict[str, Tensor | float],
@@ -815,7 +819,7 @@ def log_marginal(
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
     return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
 
-# %% ../nbs/03_kernels.ipynb #5ff4c67f
+# %% ../nbs/03_kernels.ipynb #71fc2131
 class NonIsotropicVMF(Distribution):
     "X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with concentration |K mu|; K is diagonal."
 
