@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints
 
 from .bessel import bessel_ratio, log_normalizer, log_sphere_area
-from .vmf import VonMisesFisher, unit_vector
+from .vmf import VonMisesFisher, _check_value, unit_vector
 
 # %% ../nbs/03_kernels.ipynb #c4200236
 def _meet(
@@ -120,7 +120,10 @@ def squared_distance(
 ) -> Tensor:
     "Squared Euclidean distance of the natural parameters kappa mu: the L2 distance of unnormalised embeddings."
     gap, k1, k2 = _meet(p, q, pairwise)
-    return ((k1 - k2) ** 2 + 2 * k1 * k2 * gap).to(p.loc.dtype)
+    sharp, both = torch.isinf(k1) | torch.isinf(k2), torch.isinf(k1) & torch.isinf(k2)
+    k1, k2 = torch.where(sharp, 1.0, k1), torch.where(sharp, 1.0, k2)
+    value = (k1 - k2) ** 2 + 2 * k1 * k2 * gap
+    return torch.where(sharp, torch.where(both & (gap == 0), 0.0, math.inf), value).to(p.loc.dtype)
 
 # %% ../nbs/03_kernels.ipynb #cb15334d
 DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
@@ -783,6 +786,8 @@ def _check_inputs(
         raise TypeError("cos must be a floating-point tensor; convert it with .float()")
     tensors = [cos]
     for name, kappa in kappas.items():
+        if not isinstance(kappa, Tensor | float | int):
+            raise TypeError(f"{name} must be a floating-point tensor or a number, not {type(kappa).__name__}")
         kappa = kappa if isinstance(kappa, Tensor) else torch.tensor(float(kappa), dtype=cos.dtype, device=cos.device)
         if not kappa.is_floating_point():
             raise TypeError(f"{name} must be a floating-point tensor or a number, not {kappa.dtype}: use .float()")
@@ -836,21 +841,43 @@ class NonIsotropicVMF(Distribution):
         concentration: Tensor,  # the diagonal of K, positive, (..., D)
         validate_args: bool | None = None,
     ) -> None:
-        if not concentration.is_floating_point():
-            raise TypeError("concentration must be a floating-point tensor; convert it with .float()")
+        for name, x in (("loc", loc), ("concentration", concentration)):
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                raise TypeError(f"{name} must be a floating-point tensor; convert it with .float()")
+        if loc.dim() == 0:
+            raise ValueError("loc must have shape (..., D), not ()")
         if concentration.dim() == 0 or concentration.shape[-1] != loc.shape[-1]:
             shape = tuple(concentration.shape)
             raise ValueError(f"concentration needs {loc.shape[-1]} entries, one per axis, not shape {shape}")
         if not bool(((concentration > 0) & concentration.isfinite()).all()):
             raise ValueError("concentration must be positive and finite on every axis; put it through exp or softplus")
-        self.loc, self.concentration = torch.broadcast_tensors(loc, concentration)
+        check = Distribution._validate_args if validate_args is None else validate_args
+        if check and not bool(unit_vector.check(loc).all()):  # the stretched loc is normalised and would hide it
+            raise ValueError("loc must hold unit vectors: use torch.nn.functional.normalize(loc, dim=-1)")
+        try:
+            self.loc, self.concentration = torch.broadcast_tensors(loc, concentration)
+        except RuntimeError as error:
+            shapes = f"{tuple(loc.shape)} and {tuple(concentration.shape)}"
+            raise ValueError(f"loc and concentration must broadcast together, got shapes {shapes}") from error
         stretched = self.concentration * self.loc
         norm = torch.linalg.vector_norm(stretched, dim=-1)
         self.stretched = VonMisesFisher(stretched / norm[..., None], norm, validate_args=validate_args)
         super().__init__(self.stretched.batch_shape, self.stretched.event_shape, validate_args=False)
+        self._validate_args = check
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "NonIsotropicVMF":
+        new = self._get_checked_instance(NonIsotropicVMF, _instance)
+        shape = torch.Size(batch_shape)
+        new.loc, new.concentration = (x.expand(shape + self.event_shape) for x in (self.loc, self.concentration))
+        new.stretched = self.stretched.expand(shape)
+        super(NonIsotropicVMF, new).__init__(shape, self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
 
     def _stretch(self, value: Tensor) -> tuple[Tensor, Tensor]:
         "g(x), and log |Kx|."
+        if self._validate_args:
+            _check_value(value, self.event_shape[0], self.batch_shape)
         stretched = self.concentration * value
         norm = torch.linalg.vector_norm(stretched, dim=-1)
         return stretched / norm[..., None], torch.log(norm)
@@ -879,3 +906,12 @@ class NonIsotropicVMF(Distribution):
         "Draw from the vMF and shrink back, x = K^-1 y / |K^-1 y|."
         draw = self.stretched.rsample(sample_shape, generator=generator) / self.concentration
         return torch.nn.functional.normalize(draw, dim=-1)
+
+    def sample(
+        self,
+        sample_shape: Any = (),
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        "The same, detached from the parameters."
+        with torch.no_grad():
+            return self.rsample(sample_shape, generator)

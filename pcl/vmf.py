@@ -400,7 +400,11 @@ def _tensor_pair(loc: Tensor, concentration: Tensor | float) -> tuple[Tensor, Te
     if not isinstance(loc, Tensor):
         raise TypeError(f"loc must be a tensor of unit vectors, not {type(loc).__name__}: use torch.as_tensor(loc)")
     if not isinstance(concentration, Tensor):
-        concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
+        try:
+            concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(concentration).__name__
+            raise TypeError(f"concentration must be a number or a floating-point tensor, not {kind}") from error
     if loc.dtype != concentration.dtype and loc.dtype in _CAP and concentration.dtype in _CAP:
         loc, concentration = loc.double(), concentration.double()
     return loc, concentration
@@ -427,6 +431,8 @@ def _like(name: str, value: Tensor | float, other: Tensor) -> Tensor:
     value = torch.as_tensor(value, device=other.device) if isinstance(value, Tensor) else other.new_tensor(value)
     if not value.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor, not {value.dtype}: convert it with {name}.float()")
+    if bool(value.isnan().any()):
+        raise ValueError(f"{name} must not be NaN: drop those entries first")
     try:
         torch.broadcast_shapes(value.shape, other.shape)
     except RuntimeError:
@@ -629,6 +635,9 @@ class HypersphericalUniform(Distribution):
         "D, of the space around the sphere."
         return self.event_shape[0]
 
+    def __repr__(self) -> str:
+        return f"HypersphericalUniform(dim: {self.dim}, batch_shape: {tuple(self.batch_shape)})"
+
     @property
     def mean(self) -> Tensor:
         "The centre of the ball."
@@ -734,9 +743,9 @@ def _check_samples(samples: Tensor, weights: Tensor | None) -> None:
         raise ValueError("samples must hold unit vectors: use torch.nn.functional.normalize(samples, dim=-1)")
     if weights is None:
         return
-    if not weights.is_floating_point():
-        raise TypeError(f"weights must be a floating-point tensor, not {weights.dtype}: use weights.float()")
+    if not isinstance(weights, Tensor) or not weights.is_floating_point():
+        raise TypeError("weights must be a floating-point tensor: convert it with weights.float()")
     if weights.shape != samples.shape[:-1]:
         raise ValueError(f"weights must have shape {tuple(samples.shape[:-1])}, not {tuple(weights.shape)}")
-    if not bool((weights >= 0).all() & (weights.sum(-1) > 0).all()):
-        raise ValueError("weights must be non-negative with a positive sum: drop negative or NaN weights")
+    if not bool((weights >= 0).all() & (weights.sum(-1) > 0).all() & weights.isfinite().all()):
+        raise ValueError("weights must be finite and non-negative with a positive sum: drop the others")

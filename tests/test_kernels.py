@@ -254,6 +254,8 @@ def test_rounded_cosines_are_clamped():
         ((tensor(0.1), 1.0, 1.0, 1.0, 2.5), ValueError, "dim"),
         ((torch.tensor([1]), 1.0, 1.0, 1.0, 10), TypeError, "cos"),
         ((tensor(0.1), torch.tensor([3]), 1.0, 1.0, 10), TypeError, "kappa1"),
+        ((tensor(0.1), 1.0, None, 1.0, 10), TypeError, "kappa2"),
+        ((tensor(0.1), 1.0, 1.0, "20", 10), TypeError, "kappa_pos"),
         ((tensor(0.1, 0.2), tensor(1.0, 2.0, 3.0), 1.0, 1.0, 10), ValueError, "kappa1"),
     ],
 )
@@ -307,6 +309,7 @@ def test_closed_kernels_at_the_ends():
     assert log_bhattacharyya(point, some) == -math.inf and log_bhattacharyya(point, point) == 0
     assert kl(some, point) == math.inf and kl(point, point) == 0 and kl(flat, flat) == 0
     torch.testing.assert_close(kl(some, flat), torch.distributions.kl_divergence(some, flat))
+    assert squared_distance(point, some) == math.inf and squared_distance(point, point) == 0
 
 
 def test_closed_kernels_have_gradients():
@@ -362,8 +365,59 @@ def test_nivmf_samples_follow_its_density():
 @pytest.mark.parametrize(
     ("concentration", "error"),
     [(tensor(1.0, 2.0), ValueError), (tensor(1.0, -2.0, 3.0), ValueError), (tensor(1.0, math.nan, 3.0), ValueError),
-     (torch.tensor([1, 2, 3]), TypeError)],
+     (torch.tensor([1, 2, 3]), TypeError), ([1.0, 2.0, 3.0], TypeError)],
 )
 def test_nivmf_refuses_bad_input(concentration, error):
     with pytest.raises(error, match="concentration"):
         NonIsotropicVMF(torch.eye(3, dtype=F64)[0], concentration)
+
+
+@pytest.mark.parametrize(
+    ("loc", "error", "message"),
+    [(tensor(2.0, 0.0, 0.0), ValueError, "loc must hold unit vectors"), (tensor(0.0, 0.0, 0.0), ValueError, "loc must hold"),
+     (tensor(math.nan, 0.0, 0.0), ValueError, "loc must hold"), (torch.tensor([1, 0, 0]), TypeError, "loc must be a floating"),
+     (torch.empty(0, 1, 3, dtype=F64), ValueError, "empty batch"), (tensor(1.0), ValueError, "loc must have shape"),
+     (torch.eye(3, dtype=F64)[:2, None].expand(2, 4, 3), ValueError, "broadcast together")],
+)
+def test_nivmf_refuses_a_bad_location(loc, error, message):
+    with pytest.raises(error, match=message):
+        NonIsotropicVMF(loc, torch.full((5, 3), 2.0, dtype=F64))
+
+
+def test_nivmf_is_a_distribution_like_the_others():
+    density = NonIsotropicVMF(torch.eye(3, dtype=F64)[0], tensor(3.0, 8.0, 20.0))
+    wide = density.expand((2, 5))
+    assert wide.batch_shape == (2, 5) and wide.event_shape == (3,) and wide.sample((4,)).shape == (4, 2, 5, 3)
+    draws = [density.sample((6,), generator=torch.Generator().manual_seed(0)) for _ in range(2)]
+    assert torch.equal(*draws) and density.rsample((0, 2)).shape == (0, 2, 3)
+    torch.testing.assert_close(wide.log_prob(draws[0][0]), density.log_prob(draws[0][0]).expand(2, 5))
+    for bad, message in ((2 * draws[0], "unit vectors"), (torch.ones(1, dtype=F64), "shape")):
+        with pytest.raises(ValueError, match=message):
+            density.log_prob(bad)
+    loose = NonIsotropicVMF(2 * torch.eye(3, dtype=F64)[0], tensor(3.0, 8.0, 20.0), validate_args=False)
+    assert loose.log_prob(2 * draws[0]).isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [2, 10, 512])
+def test_marginal_at_the_far_corner_of_its_promise(dim):
+    "kappa = 1e6 twice with kappa_pos = 1e3, which neither of the other oracles reaches."
+    cosines, kappas = [0.3, 0.8, 1.0], (1e6, 1e6, 1e3)
+    truth = by_exact_series(cosines, kappas, dim, digits=600, n_terms=1600)
+    error = (log_marginal(tensor(*cosines), *kappas, dim) - truth).abs()
+    assert (error < 1e-8).all(), error
+
+
+def test_one_matrix_per_gradient_is_kept_and_no_more():
+    g = torch.Generator().manual_seed(0)
+    cos = (torch.rand(60, 50, generator=g, dtype=F64) * 2 - 1).requires_grad_()
+    k1, k2 = (torch.rand(n, generator=g, dtype=F64).mul(40).requires_grad_() for n in (60, 50))
+    kept: list[int] = []
+
+    def keep(x):
+        kept.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        value = log_marginal(cos, k1[:, None], k2[None], 20.0, 10)
+    assert kernels._n_terms(10, (20.0, 40.0, 40.0)) > 20  # a matrix per term would show
+    assert value.shape == (60, 50) and sum(kept) <= 4 * value.numel()  # cos and three slopes

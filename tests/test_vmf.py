@@ -400,6 +400,7 @@ def test_uniform_distribution() -> None:
     wide = flat.expand((2, 3))
     assert wide.sample((4,)).shape == (4, 2, 3, 7) and wide.entropy().shape == (2, 3) and wide.mean.shape == (2, 3, 7)
     torch.testing.assert_close(wide.variance, torch.full((2, 3, 7), 1 / 7, dtype=F64))
+    assert repr(wide) == "HypersphericalUniform(dim: 7, batch_shape: (2, 3))"
     with pytest.raises(ValueError, match="dim must be at least 2"):
         HypersphericalUniform(1)
     with pytest.raises(TypeError, match="dim must be an integer"):
@@ -491,6 +492,8 @@ LOC = torch.tensor([0.6, 0.8])
         (torch.tensor([1, 0]), 1.0, TypeError, "loc must be float32 or float64.*loc.float"),
         (LOC, torch.tensor(1), TypeError, "concentration must be float32 or float64.*concentration.float"),
         ([0.6, 0.8], 1.0, TypeError, "loc must be a tensor"),
+        (LOC, None, TypeError, "concentration must be a number"),
+        (LOC, "high", TypeError, "concentration must be a number"),
     ),
 )
 def test_bad_parameters(loc: Tensor, concentration: Tensor, error: type[Exception], message: str) -> None:
@@ -514,8 +517,10 @@ def test_bad_arguments_of_methods() -> None:
         vmf.log_prob(torch.tensor([1, 0]))
     with pytest.raises(ValueError, match=r"q must lie in \[0, 1\]"):
         vmf.cosine_icdf(1.5)
-    with pytest.raises(ValueError, match=r"level must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match="level must not be NaN"):
         vmf.credible_cosine(math.nan)
+    with pytest.raises(ValueError, match="t must not be NaN"):
+        vmf.cosine_cdf(torch.tensor([0.1, math.nan, 0.2]))
     with pytest.raises(TypeError, match="t must be a floating-point tensor"):
         vmf.cosine_cdf(torch.tensor(0))
     with pytest.raises(ValueError, match=r"t of shape .* does not broadcast"):
@@ -536,8 +541,11 @@ def test_bad_arguments_of_methods() -> None:
         (2 * LOC.expand(3, 2), None, ValueError, "samples must hold unit vectors"),
         (LOC.expand(3, 2), torch.ones(2), ValueError, "weights must have shape"),
         (LOC.expand(3, 2), torch.tensor([1, 1, 1]), TypeError, "weights must be a floating-point"),
-        (LOC.expand(3, 2), torch.tensor([1.0, -1.0, 1.0]), ValueError, "weights must be non-negative"),
+        (LOC.expand(3, 2), torch.tensor([1.0, -1.0, 1.0]), ValueError, "weights must be finite and non-negative"),
         (LOC.expand(3, 2), torch.zeros(3), ValueError, "positive sum"),
+        (LOC.expand(3, 2), torch.tensor([1.0, math.inf, 1.0]), ValueError, "weights must be finite"),
+        (LOC.expand(3, 2), torch.tensor([1.0, math.nan, 1.0]), ValueError, "weights must be finite"),
+        (LOC.expand(3, 2), [1.0, 1.0, 1.0], TypeError, "weights must be a floating-point"),
     ),
 )
 def test_bad_samples(samples: Tensor, weights: Tensor | None, error: type[Exception], message: str) -> None:
