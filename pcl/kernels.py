@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints
 
-from .bessel import bessel_ratio, log_normalizer, log_sphere_area
+from .bessel import log_peak, log_sphere_area, mean_gap
 from .vmf import VonMisesFisher, _check_value, unit_vector
 
 # %% ../nbs/03_kernels.ipynb #c4200236
@@ -52,13 +52,6 @@ def _resultant(
     return length, 2 * k1 * k2 * gap / (k1 + k2 + length)
 
 
-def _f(
-    dim: int,
-    kappa: Tensor,
-) -> Tensor:
-    "log C_dim(kappa) + kappa."
-    return log_normalizer(dim, kappa) + kappa
-
 # %% ../nbs/03_kernels.ipynb #bb8d6e1c
 def log_expected_likelihood(
     p: VonMisesFisher,
@@ -71,8 +64,8 @@ def log_expected_likelihood(
     sharp, both = torch.isinf(high), torch.isinf(low)
     low, high = torch.where(both, 1.0, low), torch.where(sharp, 1.0, high)
     length, excess = _resultant(gap, low, high)
-    smooth = _f(p.dim, low) + _f(p.dim, high) - _f(p.dim, length) - excess
-    value = torch.where(sharp, _f(p.dim, low) - low * gap, smooth)
+    smooth = log_peak(p.dim, low) + log_peak(p.dim, high) - log_peak(p.dim, length) - excess
+    value = torch.where(sharp, log_peak(p.dim, low) - low * gap, smooth)
     return torch.where(both, torch.where(gap == 0, math.inf, -math.inf), value).to(p.loc.dtype)
 
 
@@ -86,7 +79,7 @@ def log_bhattacharyya(
     sharp, both = torch.isinf(k1) | torch.isinf(k2), torch.isinf(k1) & torch.isinf(k2)
     k1, k2 = torch.where(sharp, 1.0, k1), torch.where(sharp, 1.0, k2)
     length, excess = _resultant(gap, k1, k2)
-    value = (_f(p.dim, k1) + _f(p.dim, k2) - excess) / 2 - _f(p.dim, length / 2)
+    value = (log_peak(p.dim, k1) + log_peak(p.dim, k2) - excess) / 2 - log_peak(p.dim, length / 2)
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
 
 # %% ../nbs/03_kernels.ipynb #0ea458ba
@@ -99,8 +92,8 @@ def kl(
     gap, k1, k2 = _meet(p, q, pairwise)
     sharp, both = torch.isinf(k1) | torch.isinf(k2), torch.isinf(k1) & torch.isinf(k2)
     k1, k2 = torch.where(sharp, 1.0, k1), torch.where(sharp, 1.0, k2)
-    short = 1 - bessel_ratio(p.dim / 2 - 1, k1)  # 1 - A_D
-    value = _f(p.dim, k1) - _f(p.dim, k2) + k2 * (short + (1 - short) * gap) - k1 * short
+    short = mean_gap(p.dim, k1)  # 1 - A_D
+    value = log_peak(p.dim, k1) - log_peak(p.dim, k2) + k2 * (short + (1 - short) * gap) - k1 * short
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, math.inf), value.clamp(min=0)).to(p.loc.dtype)
 
 

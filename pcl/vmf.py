@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
-from .bessel import bessel_ratio, log_normalizer, log_sphere_area
+from .bessel import bessel_ratio, log_peak, log_sphere_area, mean_gap
 
 _CHUNK = 1 << 16  # elements per pass over quadrature nodes: the working set stays in cache
 
@@ -450,17 +450,6 @@ def _probability(name: str, value: Tensor | float, other: Tensor) -> Tensor:
     return value
 
 # %% ../nbs/02_vmf.ipynb #df2b09c7
-def _scaled_log_normalizer(dim: int, kappa: Tensor) -> Tensor:
-    "log C_D(kappa) + kappa, in double precision: it grows like log(kappa) only."
-    kappa = kappa.double()
-    return log_normalizer(dim, kappa) + kappa
-
-
-def _mean_gap(dim: int, kappa: Tensor) -> Tensor:
-    "1 - A_D(kappa), in double precision."
-    return 1 - bessel_ratio(dim / 2 - 1, kappa.double())
-
-
 def _half_square(a: Tensor, b: Tensor) -> Tensor:
     "1 - a.b of unit vectors, without the cancellation."
     return (a - b).square().sum(-1) / 2
@@ -548,14 +537,14 @@ class VonMisesFisher(Distribution):
         point = torch.isinf(self.concentration)
         kappa = torch.where(point, 1, self.concentration)
         gap = _half_square(value, self.loc)
-        finite = (_scaled_log_normalizer(self.dim, kappa) - kappa * gap).to(gap.dtype)
+        finite = (log_peak(self.dim, kappa.double()) - kappa * gap).to(gap.dtype)
         return torch.where(point, torch.where(gap == 0, math.inf, -math.inf), finite)
 
     def entropy(self) -> Tensor:
         "-log C_D(kappa) - kappa A_D(kappa); minus infinity for a point."
         point = torch.isinf(self.concentration)
         kappa = torch.where(point, 1, self.concentration).double()
-        value = kappa * _mean_gap(self.dim, kappa) - _scaled_log_normalizer(self.dim, kappa)
+        value = kappa * mean_gap(self.dim, kappa) - log_peak(self.dim, kappa)
         return torch.where(point, -math.inf, value).to(self.concentration.dtype)
 
     def rsample(
@@ -678,9 +667,9 @@ def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     sharp = torch.isinf(p.concentration) | torch.isinf(q.concentration)
     kp, kq = (torch.where(torch.isinf(x.concentration), 1, x.concentration).double() for x in (p, q))
     apart = _half_square(p.loc, q.loc)
-    gap = _mean_gap(p.dim, kp)
+    gap = mean_gap(p.dim, kp)
     excess = kq * (gap + (1 - gap) * apart) - kp * gap
-    value = _scaled_log_normalizer(p.dim, kp) - _scaled_log_normalizer(p.dim, kq) + excess
+    value = log_peak(p.dim, kp) - log_peak(p.dim, kq) + excess
     same = torch.isinf(p.concentration) & torch.isinf(q.concentration) & (apart == 0)
     return torch.where(sharp, torch.where(same, 0.0, math.inf), value.clamp(min=0)).to(apart.dtype)
 

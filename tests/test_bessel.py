@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcl import bessel
-from pcl.bessel import bessel_ratio, log_iv, log_normalizer, log_sphere_area
+from pcl.bessel import bessel_ratio, log_iv, log_normalizer, log_peak, log_sphere_area, mean_gap
 
 DIMS = [2, 3, 4, 5, 8, 10, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
 KAPPAS = [0.0, 1e-6, 1e-3, 0.1, 1.0, 3.0, 10.0, 11.0, 30.0, 100.0, 300.0, 1e3, 1e4, 1e6, 1e8]
@@ -75,6 +75,34 @@ def test_log_iv_meets_the_oracle(dim):
         assert value == truth or abs(value - truth) <= 1e-12 * max(abs(truth), k, dim)
 
 
+@pytest.mark.parametrize("dim", DIMS)
+def test_peak_and_gap_meet_the_oracle(dim):
+    kappa = torch.tensor(KAPPAS, dtype=torch.float64, requires_grad=True)
+    peak, gap = log_peak(dim, kappa), mean_gap(dim, kappa)
+    (slope,) = torch.autograd.grad(peak.sum(), kappa, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), kappa)
+    for i, k in enumerate(KAPPAS):
+        _, log_c, a, a1, _ = oracle(dim, k)
+        with mp.workdps(50):
+            truth = float(log_c + mp.mpf(k))
+            assert relative(gap[i].item(), 1 - a) <= 1e-12, k
+            assert relative(slope[i].item(), 1 - a) <= 1e-12, k
+        assert abs(peak[i].item() - truth) <= 1e-14 * max(abs(truth), dim), k
+        assert relative(-bend[i].item(), a1) <= 1e-9, k
+
+
+@pytest.mark.parametrize("dim", [2, 3, 10, 64, 512])
+def test_peak_and_gap_keep_their_digits_at_any_concentration(dim):
+    "Beyond 1e16 a subtraction would leave nothing: the leading terms of Hankel's expansion are the truth there."
+    kappa = torch.tensor([1e14, 1e20, 1e30, 1e100, 1e250], dtype=torch.float64)
+    half = (dim - 1) / 2
+    torch.testing.assert_close(mean_gap(dim, kappa) * kappa, torch.full_like(kappa, half), rtol=1e-8, atol=0)
+    torch.testing.assert_close(log_peak(dim, kappa), half * (kappa / (2 * math.pi)).log(), rtol=1e-12, atol=1e-8)
+    ends = torch.tensor([0.0, INF], dtype=torch.float64)
+    assert mean_gap(dim, ends).tolist() == [1.0, 0.0]
+    assert log_peak(dim, ends)[1] == INF and log_peak(dim, ends)[0] == -log_sphere_area(dim)
+
+
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(st.floats(-0.95, 400.0), st.floats(-6.0, 7.0))
 def test_any_real_order(nu, log10_kappa):
@@ -126,6 +154,8 @@ def test_the_slope_of_log_iv_at_order_zero_is_finite_at_the_origin():
         lambda k: log_iv(1.5, k),
         lambda k: bessel_ratio(0.0, k),
         lambda k: bessel_ratio(31.5, k),
+        lambda k: log_peak(torch.tensor([[3], [40], [300]]), k),
+        lambda k: mean_gap(10, k),
         lambda k: bessel_ratio(torch.tensor([[0.0], [7.0], [90.0]]), k),
     ],
 )
@@ -192,6 +222,7 @@ def test_functional_transforms():
     k = kappa.clone().requires_grad_()
     (a1,) = torch.autograd.grad(bessel_ratio(4.0, k).sum(), k)
     assert torch.equal(curve(kappa), -a1)
+    assert torch.equal(torch.func.vmap(torch.func.grad(lambda k: log_peak(10, k)))(kappa), mean_gap(10, kappa))
     orders = torch.tensor([0.0, 3.0, 50.0], dtype=torch.float64)
     mapped = torch.func.vmap(bessel_ratio, in_dims=(0, None))(orders, kappa)
     torch.testing.assert_close(mapped, bessel_ratio(orders[:, None], kappa), rtol=1e-14, atol=0)
@@ -216,7 +247,7 @@ def test_inputs_are_left_alone():
     assert torch.equal(kappa, kept[0]) and torch.equal(nu, kept[1])
 
 
-@pytest.mark.parametrize("function", [lambda k: log_normalizer(10, k), lambda k: log_iv(1.0, k)])
+@pytest.mark.parametrize("function", [lambda k: log_normalizer(10, k), lambda k: log_iv(1.0, k), lambda k: log_peak(10, k)])
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), -INF])
 def test_bad_kappa_is_named(function, bad):
     with pytest.raises(ValueError, match="kappa must be non-negative"):
@@ -232,9 +263,11 @@ def test_kappa_of_the_wrong_type_is_named(kappa):
 @pytest.mark.parametrize("dim, error", [(1, ValueError), (0, ValueError), (torch.tensor([3, 1]), ValueError),
                                         (3.0, TypeError), (True, TypeError)])
 def test_bad_dim_is_named(dim, error):
-    for call in (lambda: log_normalizer(dim, torch.ones(2)), lambda: log_sphere_area(dim)):
+    for function in (log_normalizer, log_peak, mean_gap):
         with pytest.raises(error, match="dim must be"):
-            call()
+            function(dim, torch.ones(2))
+    with pytest.raises(error, match="dim must be"):
+        log_sphere_area(dim)
 
 
 def test_bad_order_is_named():

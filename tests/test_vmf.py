@@ -338,6 +338,20 @@ def test_spread_keeps_its_digits_at_large_concentration() -> None:
     torch.testing.assert_close(across, 1 / torch.tensor([1e6, 1e8], dtype=F64), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, F64))
+def test_density_entropy_and_divergence_at_any_concentration(dtype: torch.dtype) -> None:
+    """Tangent limit in D = 10: a Gaussian of nine dimensions with variance 1 / kappa, also where kappa swamps the digits."""
+    kappa = torch.tensor([1e10, 1e14, 1e17, 1e30], dtype=dtype)
+    loc = torch.eye(10, dtype=dtype)[0]
+    vmf, twice = VonMisesFisher(loc, kappa), VonMisesFisher(loc, 2 * kappa)
+    at_mode = 4.5 * (kappa.double().log() - math.log(2 * math.pi))
+    bar = 1e-8 if dtype == F64 else 1e-4
+    torch.testing.assert_close(vmf.log_prob(loc).double(), at_mode, rtol=0, atol=bar)
+    torch.testing.assert_close(vmf.entropy().double(), 4.5 - at_mode, rtol=0, atol=bar)
+    exact = torch.full_like(at_mode, 4.5 * (1 - math.log(2)))
+    torch.testing.assert_close(kl_divergence(vmf, twice).double(), exact, rtol=0, atol=bar)
+
+
 def test_single_precision_density_at_large_concentration() -> None:
     loc = direction(10, dtype=torch.float32)
     vmf = VonMisesFisher(loc, 1e6)
