@@ -46,7 +46,7 @@ def _resultant(
     gap: Tensor,  # 1 - cos
     k1: Tensor,
     k2: Tensor,
-) -> tuple[Tensor, Tensor]:  # |nu_1 + nu_2|, and kappa_1 + kappa_2 minus it
+) -> tuple[Tensor, Tensor]:  # |eta_1 + eta_2|, and kappa_1 + kappa_2 minus it
     "Length of the sum of two natural parameters."
     length = torch.sqrt(((k1 - k2) ** 2 + 2 * k1 * k2 * (2 - gap)).clamp(min=1e-300))
     return length, 2 * k1 * k2 * gap / (k1 + k2 + length)
