@@ -33,12 +33,18 @@ def _meet(
             raise TypeError(f"{name} must be a VonMisesFisher, got {type(x).__name__}")
     if p.dim != q.dim:
         raise ValueError(f"p and q must live in the same dimension, not {p.dim} and {q.dim}")
+    if pairwise and not (p.batch_shape and q.batch_shape):
+        raise ValueError("pairwise=True compares every member of p with every member of q: give both a batch dimension")
+    batches = [x.batch_shape[:-1] if pairwise else x.batch_shape for x in (p, q)]
+    try:
+        torch.broadcast_shapes(*batches)
+    except RuntimeError as error:
+        shapes = f"{tuple(p.batch_shape)} and {tuple(q.batch_shape)}"
+        raise ValueError(f"p and q must have batch shapes that broadcast, not {shapes}; or pass pairwise=True") from error
     a, b = (torch.nn.functional.normalize(x.loc.double(), dim=-1) for x in (p, q))
     k1, k2 = p.concentration.double(), q.concentration.double()
     if not pairwise:
         return (a - b).square().sum(-1) / 2, k1, k2  # exact also where 1 - a.b would round to nothing
-    if not p.batch_shape or not q.batch_shape:
-        raise ValueError("pairwise=True compares every member of p with every member of q: give both a batch dimension")
     return (1 - a @ b.mT).clamp(min=0), k1[..., :, None], k2[..., None, :]
 
 

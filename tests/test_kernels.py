@@ -338,6 +338,9 @@ def test_closed_kernels_refuse_bad_input():
         kl(p, some_vmfs(0, 3, 5))
     with pytest.raises(ValueError, match="batch"):
         kl(p, VonMisesFisher(torch.eye(3)[0], 2.0), pairwise=True)
+    for pairwise, other in ((False, some_vmfs(0, 4)), (True, some_vmfs(0, 4).expand((5, 4)))):
+        with pytest.raises(ValueError, match="batch shapes that broadcast"):
+            log_bhattacharyya(p.expand((2, 3)), other, pairwise=pairwise)
 
 
 def test_nivmf_is_normalised_and_reduces_to_the_vmf():
