@@ -20,22 +20,11 @@ def installed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(root / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(root / name, source)
-    words = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(folder),
-        str(root),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True)
+    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*wheel, "-w", str(folder), str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(folder / "site")
+    (built,) = folder.glob("*.whl")
+    zipfile.ZipFile(built).extractall(folder / "site")
     return folder / "site"
 
 
