@@ -41,6 +41,7 @@ def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "sampler", "--row", "D=10_kappa=21"], "'D=10_kappa=20'"),
         (["run", "sampler", "--preset", "smokey"], "'smoke'"),
         (["run", "xyzzy"], "known are"),
+        (["run", "quick", "--row", "ambiguous"], "is a group"),
     ],
 )
 def test_unknown_names_get_the_nearest_match_and_exit_code_2(
@@ -142,3 +143,9 @@ def test_an_interrupted_run_continues_where_it_was(own_ledger: Path) -> None:
     counted = re.search(r"(\d+) runs recorded in .*, (\d+) were there already", said)
     assert counted and int(counted[2]) == done >= 1 and int(counted[1]) + done == 24
     assert not [p for p in ledger.read().problems if not p.path.name.startswith(".")]
+
+
+def test_a_reader_who_leaves_early_is_no_error() -> None:
+    words = f"{sys.executable!r} -m pcl.cli report --json | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
