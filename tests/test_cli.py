@@ -42,6 +42,7 @@ def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "sampler", "--preset", "smokey"], "'smoke'"),
         (["run", "xyzzy"], "known are"),
         (["run", "quick", "--row", "ambiguous"], "is a group"),
+        (["report", "tabel1"], "'table1'"),
     ],
 )
 def test_unknown_names_get_the_nearest_match_and_exit_code_2(
@@ -82,6 +83,11 @@ def test_report_speaks_to_people_and_to_machines(capsys: pytest.CaptureFixture[s
     assert {"experiment", "row", "preset", "metric", "paper", "ours", "spread", "seeds", "seconds", "verdict"} <= set(
         rows[0]
     )
+
+
+def test_report_can_be_asked_for_one_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "table1", "--json"]) == 0
+    assert {row["experiment"] for row in json.loads(capsys.readouterr().out)} == {"table1"}
 
 
 def test_report_skips_a_broken_file_and_says_so(capsys: pytest.CaptureFixture[str], own_ledger: Path) -> None:
