@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pcl import losses
-from pcl.bessel import log_normalizer
 from pcl.kernels import log_expected_likelihood, log_marginal
 from pcl.losses import ELK, HIB, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE, loss_landscape
 from pcl.vmf import VonMisesFisher
@@ -55,14 +54,14 @@ CLOSED = {name: ALL[name] for name in ("InfoNCE", "ExactInfoNCE", "ExactNWJ", "E
 def critic(name: str, q, i: int, other, j) -> float:
     """The score of one pair, from scalar formulas that share no code with the losses."""
     cos = float(q.loc[i] @ other.loc[j])
-    k1, k2 = float(q.concentration[i]), float(other.concentration[j])
+    k1, k2, nu = float(q.concentration[i]), float(other.concentration[j]), D / 2 - 1
     if name == "InfoNCE":
         return KAPPA_POS * cos
     if name == "ELK":
         length = math.sqrt(k1**2 + k2**2 + 2 * k1 * k2 * cos)
-        c = [float(log_normalizer(D, torch.tensor(k, dtype=torch.float64))) for k in (k1, k2, length)]
-        return KAPPA_POS * (c[0] + c[1] - c[2])
-    nu, total = D / 2 - 1, 0.0  # the series of S h, by scipy's Bessel functions and the recurrence for Gegenbauer polynomials
+        c = [nu * math.log(k) - math.log(ive(nu, k)) - k for k in (k1, k2, length)]  # log C up to -D/2 log(2 pi)
+        return KAPPA_POS * (c[0] + c[1] - c[2] - D / 2 * math.log(2 * math.pi))
+    total = 0.0  # the series of S h, by scipy's Bessel functions and the recurrence for Gegenbauer polynomials
     g, g_next = 1.0, cos
     for n in range(80):
         weight = math.prod(ive(nu + n, k) / ive(nu, k) for k in (k1, k2, KAPPA_POS))
@@ -357,6 +356,19 @@ def test_order_does_not_matter_to_sampled_losses_either(name):
     assert abs(a.mean() - b.mean()) < 4 * math.sqrt((a.var() + b.var()) / 4000)
 
 
+@pytest.mark.parametrize("name", ["MCInfoNCE", "HIB"])
+def test_order_of_rows_does_not_matter_to_sampled_losses_in_a_batch(name):
+    # As published the order matters on purpose: the one negative is the positive of the row before.
+    q, q_pos, _ = batch()
+    rows = torch.randperm(B, generator=seeded(1))
+    moved = [VonMisesFisher(p.loc[rows], p.concentration[rows]) for p in (q, q_pos)]
+    loss, n = ALL[name](reduction="none"), 100
+    with torch.no_grad():
+        a = torch.stack([loss(q, q_pos, generator=seeded(s))[rows] for s in range(n)])
+        b = torch.stack([loss(*moved, generator=seeded(n + s)) for s in range(n)])
+    assert ((a.mean(0) - b.mean(0)).abs() < 4 * ((a.var(0) + b.var(0)) / n).sqrt()).all()
+
+
 @pytest.mark.parametrize("in_batch", [False, True])
 @pytest.mark.parametrize("name", ALL)
 def test_rotations_do_not_matter(name, in_batch):
@@ -541,6 +553,23 @@ def test_mismatched_batches_name_the_argument(name):
 def test_bad_settings_name_the_argument(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: InfoNCE("20"), "^kappa_pos must be a number, got str"),
+    (lambda: InfoNCE(True), "^kappa_pos must be a number, got bool"),
+    (lambda: MCInfoNCE(torch.nn.Parameter(torch.tensor(20.0)), 4), "^kappa_pos must be a number, got Parameter"),
+    (lambda: ExactNWJ(20.0, log_normalizer=torch.zeros(())), "^log_normalizer must be a number, got Tensor"),
+    (lambda: HIB(1.0, None, 4), "^b must be a number, got NoneType"),
+])
+def test_settings_that_are_no_numbers_name_the_argument(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_landscape_of_a_reduced_loss_is_an_error():
+    with pytest.raises(ValueError, match=r"^loss has reduction 'mean'.*reduction='none'"):
+        loss_landscape(InfoNCE(20.0), torch.tensor(0.5), torch.tensor(4.0))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
