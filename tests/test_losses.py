@@ -420,6 +420,14 @@ def test_injective_case_is_infonce(in_batch, dtype):
     assert abs(MCInfoNCE(20.0, 16)(*triple) - InfoNCE(20.0)(*triple)) < 1e-6
 
 
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_injective_case_of_the_exact_loss_is_infonce(in_batch):
+    triple = [VonMisesFisher(p.loc, torch.full(p.batch_shape, math.inf, dtype=torch.float64)) for p in batch(dim=10)]
+    triple = triple[: 2 if in_batch else 3]
+    # the constant log(S C(kappa_pos)) of the critic cancels
+    torch.testing.assert_close(ExactInfoNCE(20.0)(*triple), InfoNCE(20.0)(*triple), rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kappa", [0.0, 1e-8, 1.0, 1e8, math.inf])
 @pytest.mark.parametrize("name", ALL)
@@ -482,7 +490,7 @@ def test_kappa_pos_can_be_learned(make):
 
 def test_kappa_pos_gradient_matches_finite_differences():
     triple, step = batch(), 1e-5
-    for make in (InfoNCE, ExactInfoNCE, lambda k, **kw: MCInfoNCE(k, 16, **kw)):
+    for make in (InfoNCE, ExactInfoNCE, ExactNWJ, ELK, lambda k, **kw: MCInfoNCE(k, 16, **kw)):
         def value(kappa_pos, make=make):
             torch.manual_seed(0)
             return float(make(kappa_pos)(*triple))
@@ -498,6 +506,16 @@ def test_hib_parameters_can_be_learned():
     loss = HIB(2.0, -1.0, K, learn_ab=True)
     loss(*batch(dtype=torch.float32)).backward()
     assert {n for n, p in loss.named_parameters() if p.grad.abs() > 0} == {"log_a", "b"}
+
+
+def test_hib_parameter_gradients_match_finite_differences():
+    triple, step = batch(), 1e-5
+    loss = HIB(2.0, -1.0, K, learn_ab=True).double()
+    loss(*triple, generator=seeded(3)).backward()
+    a = [float(HIB(2.0 * math.exp(s), -1.0, K)(*triple, generator=seeded(3))) for s in (step, -step)]
+    b = [float(HIB(2.0, -1.0 + s, K)(*triple, generator=seeded(3))) for s in (step, -step)]
+    assert abs(float(loss.log_a.grad) - (a[0] - a[1]) / (2 * step)) < 1e-6
+    assert abs(float(loss.b.grad) - (b[0] - b[1]) / (2 * step)) < 1e-6
 
 
 def test_landscape_is_differentiable_and_broadcasts():
