@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PRESETS', 'EXPERIMENTS', 'LOSSES', 'UNIFORM_WORLD', 'QUICK', 'Outcome', 'Experiment', 'register', 'UnknownName',
            'lookup', 'Job', 'jobs', 'pending', 'run_job', 'run', 'results_of', 'measure_sampler', 'measure_marginal',
-           'measure_recovery', 'process_label']
+           'measure_recovery']
 
-# %% ../nbs/91_experiments.ipynb #532a8513
+# %% ../nbs/91_experiments.ipynb #83a554e2
 import difflib
 import os
 import time
@@ -27,7 +27,7 @@ from .metrics import recovery
 from .training import Config, fit
 from .vmf import VonMisesFisher, published_cosine
 
-# %% ../nbs/91_experiments.ipynb #c8427883
+# %% ../nbs/91_experiments.ipynb #5da7057f
 PRESETS = ("smoke", "cpu", "paper")  # for tests; for the recorded results; for a GPU and the paper's own sizes
 
 
@@ -61,7 +61,7 @@ def register(experiment: Experiment) -> None:
         raise ValueError(f"an experiment called {experiment.name!r} exists already; choose another name")
     EXPERIMENTS[experiment.name] = experiment
 
-# %% ../nbs/91_experiments.ipynb #c580c0a2
+# %% ../nbs/91_experiments.ipynb #fe4d4ef8
 class UnknownName(ValueError):
     """A name that is not known; the message offers the nearest one that is."""
 
@@ -87,7 +87,7 @@ def lookup(
         raise UnknownName(kind, name, known)
     return known[name]
 
-# %% ../nbs/91_experiments.ipynb #3220d268
+# %% ../nbs/91_experiments.ipynb #ce529cb8
 @dataclass(frozen=True)
 class Job:
     """One run to be done."""
@@ -134,7 +134,7 @@ def pending(todo: Iterable[Job], records: Iterable[Record]) -> list[Job]:
     done = {record.key for record in records}
     return [job for job in todo if job.key not in done]
 
-# %% ../nbs/91_experiments.ipynb #71050b45
+# %% ../nbs/91_experiments.ipynb #3d903201
 def run_job(job: Job) -> Record:
     """Run one job and return its record, unwritten."""
     config = job.config()
@@ -161,7 +161,7 @@ def run(
         write(record)
         yield job, record
 
-# %% ../nbs/91_experiments.ipynb #2a3596ee
+# %% ../nbs/91_experiments.ipynb #f3b8fb46
 def results_of(
     name: str,  # an experiment
     preset: str = "cpu",
@@ -171,7 +171,7 @@ def results_of(
         return [run_job(job) for job in jobs(name, preset=preset)]
     return [r for r in latest(read().records) if r.experiment == name and r.preset == preset]
 
-# %% ../nbs/91_experiments.ipynb #5f96e3a3
+# %% ../nbs/91_experiments.ipynb #72bb376a
 def measure_sampler(config: Mapping[str, Any], seed: int) -> Outcome:
     """Mean cosine to the mode of our draws and of the published rule's, against the exact value."""
     dim, kappa, n = config["dim"], torch.tensor(float(config["kappa"]), dtype=torch.float64), config["n_draws"]
@@ -197,7 +197,7 @@ register(
     )
 )
 
-# %% ../nbs/91_experiments.ipynb #09963ae4
+# %% ../nbs/91_experiments.ipynb #ee4269ec
 def measure_marginal(config: Mapping[str, Any], seed: int) -> Outcome:
     """A Monte-Carlo estimate of the marginal S h by formula 43, against its closed form."""
     dim, t, n = config["dim"], config["cosine"], config["n_draws"]
@@ -222,7 +222,7 @@ register(
     )
 )
 
-# %% ../nbs/91_experiments.ipynb #ceb060b8
+# %% ../nbs/91_experiments.ipynb #45a3b130
 LOSSES: dict[str, type[ExactInfoNCE] | type[ExactNWJ]] = {"exact-infonce": ExactInfoNCE, "exact-nwj": ExactNWJ}
 
 
@@ -236,18 +236,14 @@ def measure_recovery(config: Mapping[str, Any], seed: int) -> Outcome:
         encoder = mlp_encoder(process.features, dim, [config["width"]] * 3)
     set_kappa_range(encoder, process.draw((1000,), generator), low, high)
     loss = LOSSES[config["loss"]](config["kappa_pos"])
-    training = Config(steps=config["steps"], batch_size=config["batch_size"], seed=seed, label=process_label(config))
+    label = f"kappa {low:g} to {high:g}, seed {seed}"
+    training = Config(steps=config["steps"], batch_size=config["batch_size"], seed=seed, label=label)
     trained = fit(encoder, loss, process.sample, training)
     x = process.draw((config["n_eval"],), generator)
     with torch.no_grad():
         found, true = encoder(x), process.posterior(x)
     metrics = recovery(true.loc, true.concentration, found.loc, found.concentration)
     return Outcome(metrics, curve=trained.curve)
-
-
-def process_label(config: Mapping[str, Any]) -> str:
-    """Names what decides a run besides the training's own configuration."""
-    return " ".join(f"{key}={config[key]}" for key in sorted(config))
 
 
 UNIFORM_WORLD = {"dim": 10, "kappa_pos": 20.0, "depth": 2, "slope": 0.4, "loss": "exact-infonce"}
@@ -269,7 +265,7 @@ register(
     )
 )
 
-# %% ../nbs/91_experiments.ipynb #bb468daa
+# %% ../nbs/91_experiments.ipynb #ff42a091
 # What `make reproduce` runs: experiment, row and seeds, None for all of them.
 QUICK: tuple[tuple[str, str | None, tuple[int, ...] | None], ...] = (
     ("sampler", None, None),
