@@ -8,6 +8,7 @@ BOOK := _build/html/index.html
 REPRODUCTION := _build/reproduction
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help setup reproduce test lint unit book serve bench clean
 
 help:
@@ -57,4 +58,5 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) _build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) _build build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

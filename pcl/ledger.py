@@ -8,7 +8,7 @@ __all__ = ['SCHEMA', 'RULES', 'check_name', 'checkout', 'versions', 'revision', 
            'paper_numbers', 'paper_configs', 'tolerance', 'mean_and_error', 'judge', 'ScoreRow', 'scoreboard',
            'format_ours', 'format_seconds', 'counts', 'report_text', 'report_markdown', 'report_json']
 
-# %% ../nbs/90_ledger.ipynb #44b84a95
+# %% ../nbs/90_ledger.ipynb #ee278b4f
 import errno
 import json
 import math
@@ -29,7 +29,7 @@ from typing import Any
 
 import pcl
 
-# %% ../nbs/90_ledger.ipynb #3852b094
+# %% ../nbs/90_ledger.ipynb #7cd328d6
 SCHEMA = 1  # raise it when a field changes its meaning
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._=+]|-(?!-)){0,63}")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -46,7 +46,7 @@ def check_name(
         )
     return value
 
-# %% ../nbs/90_ledger.ipynb #56cbd9a6
+# %% ../nbs/90_ledger.ipynb #275e2342
 def _number(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError(f"{field} must be a number, got {value!r}; call .item() on tensors and arrays")
@@ -75,7 +75,7 @@ def _text(field: str, value: object) -> str:
         raise ValueError(f"{field} must be non-empty text, got {value!r}")
     return value
 
-# %% ../nbs/90_ledger.ipynb #a77f92c6
+# %% ../nbs/90_ledger.ipynb #768839a9
 def checkout() -> Path | None:
     "The source checkout that `pcl` is imported from, or None for an installed package."
     root = Path(pcl.__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ def revision() -> str:
         pass  # no git, no repository, or one that is not ours to read: the version still identifies a release
     return f"pcl-{pcl.__version__}"
 
-# %% ../nbs/90_ledger.ipynb #4cc14f52
+# %% ../nbs/90_ledger.ipynb #938e63bd
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
@@ -146,7 +146,7 @@ class Record:
         "Runs with the same key are repetitions; the latest counts."
         return self.experiment, self.row, self.preset, self.seed
 
-# %% ../nbs/90_ledger.ipynb #6946a819
+# %% ../nbs/90_ledger.ipynb #bd610881
 def _checked(r: Record) -> dict[str, Any]:
     "Every field of `r`, checked and copied; the error names the field."
     if type(r.schema) is not int or r.schema != SCHEMA:
@@ -193,7 +193,7 @@ def _utc(value: object) -> str:
         raise ValueError(f"created must be in UTC (+00:00), got {text!r}")
     return text
 
-# %% ../nbs/90_ledger.ipynb #7e4653d2
+# %% ../nbs/90_ledger.ipynb #78152f93
 def _plain(value: Any) -> Any:
     "Replace non-finite floats by their names, at any depth."
     if isinstance(value, float) and not math.isfinite(value):
@@ -233,7 +233,7 @@ def from_json(text: str) -> Record:  # raises ValueError for anything that is no
 def _named_float(value: Any) -> Any:
     return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
-# %% ../nbs/90_ledger.ipynb #73743ae8
+# %% ../nbs/90_ledger.ipynb #3849b226
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -268,7 +268,7 @@ def _publish(text: str, folder: Path, stem: str) -> Path:
     finally:
         Path(temporary).unlink(missing_ok=True)
 
-# %% ../nbs/90_ledger.ipynb #1ad2df29
+# %% ../nbs/90_ledger.ipynb #81e9297d
 def write_root() -> Path:
     "The folder that new records go to."
     named, root = os.environ.get("PCL_RESULTS"), checkout()
@@ -283,7 +283,7 @@ def read_roots() -> list[Path]:
         return [write_root()]
     return [Path(pcl.__file__).resolve().parent / "results", write_root()]
 
-# %% ../nbs/90_ledger.ipynb #9bccd93d
+# %% ../nbs/90_ledger.ipynb #baab2d28
 class LedgerError(OSError):
     "A record could not be written where it belongs; the message says where it is now."
 
@@ -310,7 +310,7 @@ def write(
         "written to, or set PCL_RESULTS to one."
     )
 
-# %% ../nbs/90_ledger.ipynb #5005ae9b
+# %% ../nbs/90_ledger.ipynb #2d21d9f9
 @dataclass(frozen=True)
 class Problem:
     "A file in the ledger that is not a record."
@@ -363,7 +363,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
         newest[r.key] = r
     return list(newest.values())
 
-# %% ../nbs/90_ledger.ipynb #3876b9d6
+# %% ../nbs/90_ledger.ipynb #fb91acd4
 @dataclass(frozen=True)
 class PaperEntry:
     "One published number, as printed, with its source."
@@ -383,6 +383,7 @@ class PaperEntry:
     source: str
     note: str
     along: tuple[str, ...] = ()  # the rows a trend runs through
+    like: str = ""  # our metric that computes what the published code computed, if it goes by another name
 
 
 _CELL = re.compile(r"(?P<value>-?\d+(?:\.(?P<digits>\d+))?)(?: ± (?P<stderr>\d+(?:\.\d+)?))?")
@@ -405,7 +406,7 @@ def parse_cell(printed: str) -> tuple[str, float | None, float | None, float]:  
     stderr = float(cell["stderr"]) if cell["stderr"] else None
     return rule, float(cell["value"]), stderr, 0.5 * 10.0 ** -len(cell["digits"] or "")
 
-# %% ../nbs/90_ledger.ipynb #2e3594b6
+# %% ../nbs/90_ledger.ipynb #3b02ee55
 @lru_cache(maxsize=1)
 def _paper_file() -> dict[str, Any]:
     root = checkout()
@@ -421,6 +422,7 @@ def _table_entries(table: Mapping[str, Any], words: Mapping[str, Any]) -> Iterat
                 table["experiment"], row, metric, table["version"], printed, rule, value, stderr, half,
                 table.get("seeds") if stderr is not None else None, words[metric]["better"], words[metric]["label"],
                 table["title"], table["source"], table.get("note", ""), tuple(table.get("along", ())),
+                words[metric].get("like", ""),
             )
 
 
@@ -451,7 +453,7 @@ def paper_configs() -> dict[str, dict[str, Any]]:
     "Table 6 and the settings stated beside it, by name."
     return {c["name"]: dict(c) for c in _paper_file()["config"]}
 
-# %% ../nbs/90_ledger.ipynb #c885fa42
+# %% ../nbs/90_ledger.ipynb #dc06b68e
 RULES = {
     "value": "reproduced if the means differ by at most u + 2 sqrt((s + u)² + s'²): s and s' the two standard errors, "
              "u the rounding of the printed digits; 10 % of the printed value in place of 2s where no error is printed",
@@ -478,7 +480,7 @@ def tolerance(
         return entry.half_unit + math.hypot(0.1 * abs(entry.value), 2 * stderr)
     return entry.half_unit + 2 * math.hypot(entry.stderr + entry.half_unit, stderr)
 
-# %% ../nbs/90_ledger.ipynb #ef76efbf
+# %% ../nbs/90_ledger.ipynb #3d97ec80
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no error for a single run
     "Mean and standard error over seeds."
     n = len(values)
@@ -514,9 +516,9 @@ def judge(
     verdict, reason = _RULE[entry.rule](entry, values, mean, error or 0.0)
     if entry.rule == "diverges" and any(end < half for end, half in zip(values, halfway, strict=False)):
         return "differs", "a curve has fallen since half-way"
-    return verdict, reason
+    return verdict, reason if len(values) > 1 else f"{reason}; one seed only"
 
-# %% ../nbs/90_ledger.ipynb #9f3ffef8
+# %% ../nbs/90_ledger.ipynb #40f49cd1
 def _by_value(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
     return _compared(e, mean, tolerance(e, error))
 
@@ -556,7 +558,7 @@ def _by_choice(e: PaperEntry, values: Sequence[float], mean: float, error: float
 _RULE = {"value": _by_value, "at least": _by_bound, "magnitude": _by_magnitude, "diverges": _by_divergence,
          "trend": _by_trend, "choice": _by_choice}
 
-# %% ../nbs/90_ledger.ipynb #50ce3dbb
+# %% ../nbs/90_ledger.ipynb #3927db3d
 @dataclass(frozen=True)
 class ScoreRow:
     "One line of the scoreboard."
@@ -593,18 +595,20 @@ def _rank_correlation(values: Sequence[float]) -> float:
     norm = math.sqrt(sum((r - centre) ** 2 for r in ranks) * sum((i - centre) ** 2 for i in range(len(values))))
     return cov / norm if norm else 0.0
 
-# %% ../nbs/90_ledger.ipynb #c08ed81e
+# %% ../nbs/90_ledger.ipynb #9793abca
 def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, list[Record]]]:
     "Our value for an entry, one per seed, with the runs it came from."
-    mine = [r for r in runs if r.experiment == entry.experiment and entry.metric in r.metrics]
+    of_experiment = [r for r in runs if r.experiment == entry.experiment]
+    metric = entry.like if any(entry.like in r.metrics for r in of_experiment) else entry.metric
+    mine = [r for r in of_experiment if metric in r.metrics]
     if not entry.along:
-        return [(r.metrics[entry.metric], [r]) for r in mine if r.row == entry.row]
+        return [(r.metrics[metric], [r]) for r in mine if r.row == entry.row]
     sweeps = []
     for seed in sorted({r.seed for r in mine}):
         by_row = {r.row: r for r in mine if r.seed == seed}
         sweep = [by_row[row] for row in entry.along if row in by_row]
         if len(sweep) >= 3:
-            sweeps.append((_rank_correlation([r.metrics[entry.metric] for r in sweep]), sweep))
+            sweeps.append((_rank_correlation([r.metrics[metric] for r in sweep]), sweep))
     return sweeps
 
 
@@ -627,7 +631,7 @@ def _score(entry: PaperEntry, preset: str, found: Sequence[tuple[float, list[Rec
         entry.rule, reason, entry.title, entry.source, entry.note,
     )
 
-# %% ../nbs/90_ledger.ipynb #fcb992a4
+# %% ../nbs/90_ledger.ipynb #a72de82a
 def _own_row(runs: Sequence[Record], metric: str) -> ScoreRow:
     "A line for runs that no published cell speaks of."
     first = runs[0]
@@ -635,11 +639,16 @@ def _own_row(runs: Sequence[Record], metric: str) -> ScoreRow:
     reference = first.config.get(f"reference_{metric}")
     reason = ""
     if isinstance(reference, int | float):
-        reason = f"exact {reference:.4g}, ours {ours - reference:+.3g} from it"
+        reason = f"exact {reference:.4g}, {ours - reference:+.3g} from it"
     return ScoreRow(
         first.experiment, first.row, metric, metric, "-", first.preset, "-", None, None, ours, spread, len(runs),
         math.fsum(r.seconds for r in runs), "no paper value", "none", reason, "Our own measurement", "this book", "",
     )
+
+
+def _natural(key: tuple[str, ...]) -> list[Any]:
+    "Sort numbers inside a name as numbers: D=16 before D=128."
+    return [(0, float(part), "") if part[:1].isdigit() else (1, 0.0, part) for part in re.split(r"(\d+)", "/".join(key)) if part]
 
 
 def scoreboard(
@@ -660,9 +669,9 @@ def scoreboard(
         if (r.experiment, r.row) not in published:  # further metrics of a published row belong to its chapter
             for metric in r.metrics:
                 own.setdefault((r.experiment, r.row, r.preset, metric), []).append(r)
-    return rows + [_own_row(own[key], key[3]) for key in sorted(own)]
+    return rows + [_own_row(own[key], key[3]) for key in sorted(own, key=_natural)]
 
-# %% ../nbs/90_ledger.ipynb #9b6d7216
+# %% ../nbs/90_ledger.ipynb #b5bdcbe0
 def format_ours(row: ScoreRow) -> str:
     "Our mean and standard error, with the digits of the printed number, or four significant ones."
     if row.ours is None:

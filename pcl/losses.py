@@ -9,6 +9,7 @@ __all__ = ['ContrastiveLoss', 'InfoNCE', 'MCInfoNCE', 'loss_landscape', 'ExactIn
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,9 +69,18 @@ def _candidates(
     return _Candidates(torch.cat([q_pos.loc[:, None], q_neg.loc], 1), kappa, first)
 
 # %% ../nbs/16_losses.ipynb #e36be820
+def _finite(name: str, value: float) -> float:
+    # A parameter would be cut off from its optimiser without a word, so tensors are no numbers here.
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}: pass a float.")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value}.")
+    return float(value)
+
+
 def _positive(name: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be a positive finite number, got {value}.")
+    if _finite(name, value) <= 0:
+        raise ValueError(f"{name} must be a positive number, got {value}.")
     return float(value)
 
 
@@ -361,6 +371,8 @@ def loss_landscape(
     seed: int = 0,  # seed for these directions
 ) -> Tensor:
     "Evaluate a loss on a grid of positive pairs, differentiably in both arguments."
+    if getattr(loss, "reduction", "none") != "none":
+        raise ValueError(f"loss has reduction {loss.reduction!r}: build it with reduction='none', one value per pair.")
     cos, kappa = torch.broadcast_tensors(cos, kappa)
     flat_cos, flat_kappa = cos.reshape(-1, 1), kappa.reshape(-1)
     axes = torch.eye(dim, dtype=cos.dtype)
@@ -397,9 +409,7 @@ class ExactNWJ(ExactInfoNCE):
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
     ) -> None:
         super().__init__(kappa_pos, learn_kappa_pos, reduction)
-        if not math.isfinite(log_normalizer):
-            raise ValueError(f"log_normalizer must be a finite number, got {log_normalizer}.")
-        self.log_normalizer = float(log_normalizer)
+        self.log_normalizer = _finite("log_normalizer", log_normalizer)
 
     def critic(self, cos: Tensor, kappa1: Tensor, kappa2: Tensor, dim: int) -> Tensor:
         "log T = log(S h) - log Z."
@@ -446,9 +456,7 @@ class HIB(ContrastiveLoss):
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
     ) -> None:
         super().__init__(reduction)
-        if not math.isfinite(b):
-            raise ValueError(f"b must be a finite number, got {b}.")
-        self._ab = _positive("a", a), float(b)
+        self._ab = _positive("a", a), _finite("b", b)
         if learn_ab:
             self.log_a, self.b = nn.Parameter(torch.tensor(math.log(a))), nn.Parameter(torch.tensor(float(b)))
         self.n_samples, self.as_published = _count("n_samples", n_samples), as_published

@@ -41,6 +41,8 @@ def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "sampler", "--row", "D=10_kappa=21"], "'D=10_kappa=20'"),
         (["run", "sampler", "--preset", "smokey"], "'smoke'"),
         (["run", "xyzzy"], "known are"),
+        (["run", "quick", "--row", "ambiguous"], "is a group"),
+        (["report", "tabel1"], "'table1'"),
     ],
 )
 def test_unknown_names_get_the_nearest_match_and_exit_code_2(
@@ -81,6 +83,11 @@ def test_report_speaks_to_people_and_to_machines(capsys: pytest.CaptureFixture[s
     assert {"experiment", "row", "preset", "metric", "paper", "ours", "spread", "seeds", "seconds", "verdict"} <= set(
         rows[0]
     )
+
+
+def test_report_can_be_asked_for_one_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "table1", "--json"]) == 0
+    assert {row["experiment"] for row in json.loads(capsys.readouterr().out)} == {"table1"}
 
 
 def test_report_skips_a_broken_file_and_says_so(capsys: pytest.CaptureFixture[str], own_ledger: Path) -> None:
@@ -142,3 +149,9 @@ def test_an_interrupted_run_continues_where_it_was(own_ledger: Path) -> None:
     counted = re.search(r"(\d+) runs recorded in .*, (\d+) were there already", said)
     assert counted and int(counted[2]) == done >= 1 and int(counted[1]) + done == 24
     assert not [p for p in ledger.read().problems if not p.path.name.startswith(".")]
+
+
+def test_a_reader_who_leaves_early_is_no_error() -> None:
+    words = f"{sys.executable!r} -m pcl.cli report --json | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""

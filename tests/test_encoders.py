@@ -55,3 +55,11 @@ def test_an_impossible_range_is_refused(low: float, high: float) -> None:
 def test_impossible_widths_are_refused() -> None:
     with pytest.raises(ValueError, match="widths"):
         mlp([3])
+
+
+def test_half_precision_networks_give_single_precision_posteriors() -> None:
+    encoder, x = mlp_encoder(6, 4, [16, 16]), torch.randn(5, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        q = encoder(x)
+    assert q.loc.dtype == q.concentration.dtype == torch.float32
+    torch.testing.assert_close(q.loc, encoder(x).loc, rtol=0, atol=0.05)

@@ -596,3 +596,15 @@ def test_the_report_is_aligned_and_complete() -> None:
     objects = json.loads(json.dumps(report_json(rows), allow_nan=False))
     assert len(objects) == len(rows) and all(keys <= set(o) for o in objects)
     assert [o["paper_value"] for o in objects if o["rule"] == "diverges"] == ["inf"]
+
+
+def test_published_rmse_is_compared_with_what_its_code_computed() -> None:
+    """The published code prints a mean absolute error as RMSE: ours is compared by the same quantity where it was recorded."""
+    both = [record(seed=s, metrics={"kappa_mae": 6.1 + s / 10, "kappa_rmse": 60.0}) for s in (1, 2)]
+    (line,) = [r for r in scoreboard(both) if (r.experiment, r.row, r.metric) == ("table1", "ambiguous", "kappa_rmse")]
+    assert line.ours == pytest.approx(6.25) and line.verdict == "reproduced"
+
+
+def test_a_single_seed_is_called_one() -> None:
+    (line,) = [r for r in scoreboard([record()]) if (r.experiment, r.row, r.metric) == ("table1", "ambiguous", "kappa_rmse")]
+    assert line.verdict == "reproduced" and "one seed" in line.reason

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pcl import losses
-from pcl.bessel import log_normalizer
 from pcl.kernels import log_expected_likelihood, log_marginal
 from pcl.losses import ELK, HIB, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE, loss_landscape
 from pcl.vmf import VonMisesFisher
@@ -55,14 +54,14 @@ CLOSED = {name: ALL[name] for name in ("InfoNCE", "ExactInfoNCE", "ExactNWJ", "E
 def critic(name: str, q, i: int, other, j) -> float:
     """The score of one pair, from scalar formulas that share no code with the losses."""
     cos = float(q.loc[i] @ other.loc[j])
-    k1, k2 = float(q.concentration[i]), float(other.concentration[j])
+    k1, k2, nu = float(q.concentration[i]), float(other.concentration[j]), D / 2 - 1
     if name == "InfoNCE":
         return KAPPA_POS * cos
     if name == "ELK":
         length = math.sqrt(k1**2 + k2**2 + 2 * k1 * k2 * cos)
-        c = [float(log_normalizer(D, torch.tensor(k, dtype=torch.float64))) for k in (k1, k2, length)]
-        return KAPPA_POS * (c[0] + c[1] - c[2])
-    nu, total = D / 2 - 1, 0.0  # the series of S h, by scipy's Bessel functions and the recurrence for Gegenbauer polynomials
+        c = [nu * math.log(k) - math.log(ive(nu, k)) - k for k in (k1, k2, length)]  # log C up to -D/2 log(2 pi)
+        return KAPPA_POS * (c[0] + c[1] - c[2] - D / 2 * math.log(2 * math.pi))
+    total = 0.0  # the series of S h, by scipy's Bessel functions and the recurrence for Gegenbauer polynomials
     g, g_next = 1.0, cos
     for n in range(80):
         weight = math.prod(ive(nu + n, k) / ive(nu, k) for k in (k1, k2, KAPPA_POS))
@@ -357,6 +356,19 @@ def test_order_does_not_matter_to_sampled_losses_either(name):
     assert abs(a.mean() - b.mean()) < 4 * math.sqrt((a.var() + b.var()) / 4000)
 
 
+@pytest.mark.parametrize("name", ["MCInfoNCE", "HIB"])
+def test_order_of_rows_does_not_matter_to_sampled_losses_in_a_batch(name):
+    # As published the order matters on purpose: the one negative is the positive of the row before.
+    q, q_pos, _ = batch()
+    rows = torch.randperm(B, generator=seeded(1))
+    moved = [VonMisesFisher(p.loc[rows], p.concentration[rows]) for p in (q, q_pos)]
+    loss, n = ALL[name](reduction="none"), 100
+    with torch.no_grad():
+        a = torch.stack([loss(q, q_pos, generator=seeded(s))[rows] for s in range(n)])
+        b = torch.stack([loss(*moved, generator=seeded(n + s)) for s in range(n)])
+    assert ((a.mean(0) - b.mean(0)).abs() < 4 * ((a.var(0) + b.var(0)) / n).sqrt()).all()
+
+
 @pytest.mark.parametrize("in_batch", [False, True])
 @pytest.mark.parametrize("name", ALL)
 def test_rotations_do_not_matter(name, in_batch):
@@ -406,6 +418,14 @@ def test_injective_case_is_infonce(in_batch, dtype):
               for p in batch(dim=10, rows=64, n_neg=8, dtype=dtype)]
     triple = triple[: 2 if in_batch else 3]
     assert abs(MCInfoNCE(20.0, 16)(*triple) - InfoNCE(20.0)(*triple)) < 1e-6
+
+
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_injective_case_of_the_exact_loss_is_infonce(in_batch):
+    triple = [VonMisesFisher(p.loc, torch.full(p.batch_shape, math.inf, dtype=torch.float64)) for p in batch(dim=10)]
+    triple = triple[: 2 if in_batch else 3]
+    # the constant log(S C(kappa_pos)) of the critic cancels
+    torch.testing.assert_close(ExactInfoNCE(20.0)(*triple), InfoNCE(20.0)(*triple), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -470,7 +490,7 @@ def test_kappa_pos_can_be_learned(make):
 
 def test_kappa_pos_gradient_matches_finite_differences():
     triple, step = batch(), 1e-5
-    for make in (InfoNCE, ExactInfoNCE, lambda k, **kw: MCInfoNCE(k, 16, **kw)):
+    for make in (InfoNCE, ExactInfoNCE, ExactNWJ, ELK, lambda k, **kw: MCInfoNCE(k, 16, **kw)):
         def value(kappa_pos, make=make):
             torch.manual_seed(0)
             return float(make(kappa_pos)(*triple))
@@ -486,6 +506,16 @@ def test_hib_parameters_can_be_learned():
     loss = HIB(2.0, -1.0, K, learn_ab=True)
     loss(*batch(dtype=torch.float32)).backward()
     assert {n for n, p in loss.named_parameters() if p.grad.abs() > 0} == {"log_a", "b"}
+
+
+def test_hib_parameter_gradients_match_finite_differences():
+    triple, step = batch(), 1e-5
+    loss = HIB(2.0, -1.0, K, learn_ab=True).double()
+    loss(*triple, generator=seeded(3)).backward()
+    a = [float(HIB(2.0 * math.exp(s), -1.0, K)(*triple, generator=seeded(3))) for s in (step, -step)]
+    b = [float(HIB(2.0, -1.0 + s, K)(*triple, generator=seeded(3))) for s in (step, -step)]
+    assert abs(float(loss.log_a.grad) - (a[0] - a[1]) / (2 * step)) < 1e-6
+    assert abs(float(loss.b.grad) - (b[0] - b[1]) / (2 * step)) < 1e-6
 
 
 def test_landscape_is_differentiable_and_broadcasts():
@@ -541,6 +571,23 @@ def test_mismatched_batches_name_the_argument(name):
 def test_bad_settings_name_the_argument(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: InfoNCE("20"), "^kappa_pos must be a number, got str"),
+    (lambda: InfoNCE(True), "^kappa_pos must be a number, got bool"),
+    (lambda: MCInfoNCE(torch.nn.Parameter(torch.tensor(20.0)), 4), "^kappa_pos must be a number, got Parameter"),
+    (lambda: ExactNWJ(20.0, log_normalizer=torch.zeros(())), "^log_normalizer must be a number, got Tensor"),
+    (lambda: HIB(1.0, None, 4), "^b must be a number, got NoneType"),
+])
+def test_settings_that_are_no_numbers_name_the_argument(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_landscape_of_a_reduced_loss_is_an_error():
+    with pytest.raises(ValueError, match=r"^loss has reduction 'mean'.*reduction='none'"):
+        loss_landscape(InfoNCE(20.0), torch.tensor(0.5), torch.tensor(4.0))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
