@@ -44,7 +44,7 @@ def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "xyzzy"], "known are"),
         (["run", "quick", "--row", "ambiguous"], "is a group"),
         (["report", "tabel1"], "'table1'"),
-        (["data", "cifar10g"], "'cifar10h'"),
+        (["data", "cifar100"], "'cifar10'"),
     ],
 )
 def test_unknown_names_get_the_nearest_match_and_exit_code_2(
