@@ -96,7 +96,7 @@ def set_kappa_range(
     last.bias.sub_(out.min()).mul_(scale).add_(start)
     last.weight.mul_(scale)
 
-# %% ../nbs/42_image_encoders.ipynb #aacbfd0c
+# %% ../nbs/42_image_encoders.ipynb #44241da9
 class NormEncoder(nn.Module):
     """Maps observations to von Mises-Fisher posteriors: direction and length of one output are mean and concentration."""
 
@@ -134,7 +134,7 @@ def set_median_kappa(
         layers[-1].bias.mul_(factor)
     encoder.train(training)
 
-# %% ../nbs/42_image_encoders.ipynb #3ad75cc2
+# %% ../nbs/42_image_encoders.ipynb #e4ce5cb0
 def without_classifier(
     model: nn.Module,  # changed in place
 ) -> nn.Module:
@@ -189,7 +189,7 @@ def probabilistic(
     mu_net, kappa_net = (nn.Linear(features, n, device=first.device) for n in (dim, 1))
     return SphereEncoder(mu_net, kappa_net, backbone)
 
-# %% ../nbs/42_image_encoders.ipynb #00262f85
+# %% ../nbs/42_image_encoders.ipynb #10699766
 class ResidualBlock(nn.Module):
     """Two convolutions around which the input is added back."""
 
@@ -260,7 +260,7 @@ def small_resnet(
     """A residual network small enough to be trained end to end on a CPU."""
     return ResidualNet(widths, 1, classes)
 
-# %% ../nbs/42_image_encoders.ipynb #3811a931
+# %% ../nbs/42_image_encoders.ipynb #94ba545a
 def save_weights(
     content: dict[str, Any],  # tensors, numbers, text, and lists and dicts of these
     path: Path,
