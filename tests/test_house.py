@@ -17,7 +17,10 @@ FLOW = (
     "bessel", "vmf", "kernels", "losses", "generative", "images", "encoders", "metrics", "retrieval", "training",
     "ledger", "experiments", "plots", "cli",
 )  # fmt: skip
-HEAVY = ("torchvision", "timm", "matplotlib", "seaborn", "nbdev", "IPython", "tqdm", "lightning", "lightning_fabric", "submitit")
+HEAVY = (
+    "torchvision", "timm", "matplotlib", "seaborn", "nbdev", "IPython", "tqdm", "lightning", "lightning_fabric", "submitit",
+    "faiss", "sklearn",
+)  # fmt: skip
 
 
 def python(code: str, **env: str) -> str:
