@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['Backend', 'CredibleSets', 'CredibleRetriever', 'coverage', 'keep_certain', 'SafeRetrieval', 'safe_retrieval']
 
-# %% ../nbs/45_retrieval.ipynb #fdd288d0
+# %% ../nbs/45_retrieval.ipynb #8af912ad
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from .metrics import _class_labels, _embeddings, _gaps, _normalized, _vector, hits_at_k
 from .vmf import VonMisesFisher
 
-# %% ../nbs/45_retrieval.ipynb #8efc01da
+# %% ../nbs/45_retrieval.ipynb #8273bc08
 @dataclass(frozen=True)
 class CredibleSets:
     """The database items inside each query's credible cap; one entry for each query unless said otherwise."""
@@ -40,7 +41,7 @@ def _class_spread(query: Tensor, classes: Tensor, n: int) -> tuple[Tensor, Tenso
     table = torch.bincount(query * len(kinds) + kind, minlength=n * len(kinds)).view(n, -1).double()
     return (table > 0).sum(1), torch.special.entr(table / table.sum(1, keepdim=True)).sum(1)
 
-# %% ../nbs/45_retrieval.ipynb #c75db254
+# %% ../nbs/45_retrieval.ipynb #5306d25a
 Backend = Literal["auto", "torch", "faiss"]
 
 
@@ -72,20 +73,18 @@ def _faiss_index(items: Tensor) -> Any:
     index.add(torch.cat([items, torch.ones_like(items[:, :1])], dim=1).numpy())
     return index
 
-# %% ../nbs/45_retrieval.ipynb #bda1fdc9
+# %% ../nbs/45_retrieval.ipynb #ed667359
 def _choose_backend(backend: Backend, device: torch.device) -> Literal["torch", "faiss"]:
     """The engine to use, or an error that says what is missing."""
     if backend not in ("auto", "torch", "faiss"):
         raise ValueError(f"backend must be auto, torch or faiss, got {backend}")
-    if backend == "faiss":
-        if device.type != "cpu":
-            raise ValueError(f"backend faiss searches on the CPU and the index is on {device}: use index.cpu() or torch")
-        try:
-            import faiss  # noqa: F401
-        except ImportError as error:
-            raise ImportError("backend faiss needs faiss: pip install faiss-cpu, or use backend='torch'") from error
-        return "faiss"
-    return "torch"
+    if backend == "torch" or (backend == "auto" and (device.type != "cpu" or find_spec("faiss") is None)):
+        return "torch"
+    if device.type != "cpu":
+        raise ValueError(f"backend faiss searches on the CPU and the index is on {device}: use index.cpu() or torch")
+    if find_spec("faiss") is None:
+        raise ImportError("backend faiss needs the package faiss-cpu: install it, or use backend='torch'")
+    return "faiss"
 
 
 def _decide(
@@ -110,7 +109,7 @@ def _decide(
     order = order[query[order].argsort(stable=True)]
     return query[order], item[order], gap[order]
 
-# %% ../nbs/45_retrieval.ipynb #4f3e8af0
+# %% ../nbs/45_retrieval.ipynb #fc236daa
 class CredibleRetriever:
     """Finds every database item whose mode lies in a query's credible cap: the paper's credible images."""
 
@@ -118,7 +117,7 @@ class CredibleRetriever:
         self,
         index: VonMisesFisher | Tensor,  # the database: posteriors of batch shape (m,), or their modes (m, D)
         labels: Tensor | np.ndarray | None = None,  # (m,), classes for the spread of a set
-        backend: Backend = "auto",  # the same answers either way; auto takes torch
+        backend: Backend = "torch",  # auto takes faiss where it is installed; the answers are the same
         block: int = 1 << 24,  # cosines held at a time
     ) -> None:
         self.loc = _embeddings("index", index.loc if isinstance(index, VonMisesFisher) else index)
@@ -163,7 +162,7 @@ class CredibleRetriever:
         kappa = q.concentration.detach().reshape(-1).double().to(self.loc.device)
         return modes, VonMisesFisher(modes, kappa, validate_args=False).credible_cosine(level)
 
-# %% ../nbs/45_retrieval.ipynb #9eaa5e4c
+# %% ../nbs/45_retrieval.ipynb #e2860ed5
 def coverage(
     q: VonMisesFisher,  # posteriors, batch shape (n,)
     latents: Tensor,  # (n, D), the latents that made the observations
@@ -183,7 +182,7 @@ def coverage(
     mass = 1 - law.cosine_cdf(1 - gaps)  # of the smallest cap that reaches the latent
     return (mass.unsqueeze(1) <= wanted).double().mean(0)
 
-# %% ../nbs/45_retrieval.ipynb #3aeb2249
+# %% ../nbs/45_retrieval.ipynb #6bb16124
 def keep_certain(
     certainty: Tensor | np.ndarray,  # (n,), higher is more certain
     drop: float,  # share of the least certain to drop, in [0, 1)
@@ -205,7 +204,7 @@ def keep_certain(
         raise ValueError(f"dropping {drop:g} of {len(score)} entries leaves none: drop less")
     return keep
 
-# %% ../nbs/45_retrieval.ipynb #13bb8e44
+# %% ../nbs/45_retrieval.ipynb #415e8825
 class SafeRetrieval(NamedTuple):
     """Recall@1 before and after refusing what is uncertain."""
 
