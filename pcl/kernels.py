@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints
 
-from .bessel import log_peak, log_sphere_area, mean_gap
+from .bessel import _eager, log_peak, log_sphere_area, mean_gap
 from .vmf import VonMisesFisher, _check_value, unit_vector
 
 # %% ../nbs/03_kernels.ipynb #c4200236
@@ -800,6 +800,7 @@ def _check_inputs(
     return [x.to(dtype) for x in tensors]
 
 
+@_eager
 def log_marginal(
     cos: Tensor,  # cosine between the two means, any shape
     kappa1: Tensor,  # concentration of the first posterior, broadcasts against cos; inf is a point mass

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .bessel import log_normalizer
+from .bessel import _eager, log_normalizer
 from .kernels import log_marginal
 from .vmf import VonMisesFisher, _capped, _draw_gap, _polar_ratio, _turn_rate
 
@@ -102,6 +102,12 @@ class ContrastiveLoss(nn.Module):
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
         self.reduction = reduction
+
+    def __call__(self, q: VonMisesFisher, *others: Any, **named: Any) -> Tensor:
+        "Call `forward` in the precision of the posteriors, inside autocast too."
+        # A cosine in bfloat16 has two digits, and kappa_pos multiplies what they miss.
+        with torch.autocast(getattr(q, "loc", torch.empty(0)).device.type, enabled=False):
+            return super().__call__(q, *others, **named)
 
     def reduce(self, per_row: Tensor) -> Tensor:
         "Mean, sum, or the values themselves."
@@ -291,6 +297,7 @@ class _Draws(NamedTuple):
     n: int  # candidates N per row
 
 
+@_eager
 def _draw(
     q: VonMisesFisher,  # references, batch shape (B,)
     q_pos: VonMisesFisher,  # positives, (B,)
