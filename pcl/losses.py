@@ -130,7 +130,8 @@ class _KappaPosLoss(ContrastiveLoss):
 
     def extra_repr(self) -> str:
         "What `print(loss)` shows."
-        return f"kappa_pos={float(self.kappa_pos):g}"
+        with torch.no_grad():
+            return f"kappa_pos={float(self.kappa_pos):g}"
 
 # %% ../nbs/16_losses.ipynb #67382949
 def _cosines(
