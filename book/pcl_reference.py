@@ -215,14 +215,14 @@ def explained(entry: Entry, indent: str = "") -> list[str]:
     return items
 
 
-def label(module: str, name: str) -> str:
-    """What the place of a name is called in links."""
-    return f"ref-{module}-{name}"
+def label(module: str, entry: Entry) -> str:
+    """What the place of a name is called in links; the kind tells names apart that differ in capitals only."""
+    return f"ref-{module}-{entry.what}-{entry.name}"
 
 
 def entry_text(module: str, entry: Entry) -> str:
     """The section on one name."""
-    lines = [f"({label(module, entry.name)})=", f"## {escaped(entry.name)}", "", "```python", signature(entry), "```", ""]
+    lines = [f"({label(module, entry)})=", f"## {escaped(entry.name)}", "", "```python", signature(entry), "```", ""]
     lines += [escaped(entry.doc), ""] if entry.doc else []
     lines += [*explained(entry), ""]
     lines += ["Members:", ""] if entry.members else []
@@ -244,7 +244,7 @@ def names_text(modules: list[Module]) -> str:
     """A list of every exported name, by module."""
     lines = []
     for module in modules:
-        names = ", ".join(f"{{ref}}`{e.name} <{label(module.name, e.name)}>`" for e in module.entries)
+        names = ", ".join(f"{{ref}}`{e.name} <{label(module.name, e)}>`" for e in module.entries)
         lines += [f"{{doc}}`pcl.{module.name} </reference/{module.name}>`", f": {names}", ""]
     return "\n".join(lines)
 

@@ -145,8 +145,11 @@ def article(page: Path) -> str:
     return match[0]
 
 
-def test_every_exported_name_is_in_the_built_pages(built: Path, exported: dict[str, list[str]]) -> None:
+def test_every_exported_name_is_in_the_built_pages(
+    root: Path, built: Path, reference: ModuleType, exported: dict[str, list[str]]
+) -> None:
     index = article(built / "nbs" / "reference.html")
+    entries = {(m.name, e.name): e for m in reference.read_package(root / "pcl") for e in m.entries}
     for module, names in exported.items():
         text = article(built / "reference" / f"{module}.html")
         headings = [unescape(re.sub(r"<.*?>", "", h)).rstrip("#") for h in re.findall(r"<h2>(.*?)</h2>", text)]
@@ -154,7 +157,7 @@ def test_every_exported_name_is_in_the_built_pages(built: Path, exported: dict[s
         assert "href=\"http" not in text, "a dot between two words was taken for an address"
         assert "{doc}" not in text and "{ref}" not in text and "\\_" not in text
         for name in names:
-            anchor = f"ref-{module}-{name}".lower().replace("_", "-")
+            anchor = reference.label(module, entries[module, name]).lower().replace("_", "-")
             assert f'id="{anchor}"' in text and f'href="../reference/{module}.html#{anchor}"' in index
 
 
