@@ -343,6 +343,8 @@ def log_iv(
 # %% ../nbs/01_bessel.ipynb #2f654492
 def _check_dim(dim: int | Tensor) -> Tensor:
     "The dimension as a float64 tensor."
+    if isinstance(dim, int) and dim >= 2**53:
+        raise ValueError(f"dim must be below 2^53, got {dim}")
     size = torch.as_tensor(dim)
     if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
         raise TypeError(f"dim must be an integer (or an integer tensor), not {size.dtype}")

@@ -846,8 +846,8 @@ def _check_inputs(
     dim: int,
 ) -> list[Tensor]:  # cos and the concentrations, in one dtype and on one device
     "Refuse what has no answer, naming the argument and the fix."
-    if not isinstance(dim, int) or dim < 2:
-        raise ValueError(f"dim must be an integer of at least 2 (vectors of S^(dim-1)), got {dim!r}")
+    if not isinstance(dim, int) or not 2 <= dim < 2**31:
+        raise ValueError(f"dim must be an integer of at least 2 (vectors of S^(dim-1)) and below 2^31, got {dim!r}")
     if not isinstance(cos, Tensor) or not cos.is_floating_point():
         raise TypeError("cos must be a floating-point tensor; convert it with .float()")
     tensors = [cos]

@@ -74,8 +74,8 @@ def _finite(name: str, value: float) -> float:
     # A parameter would be cut off from its optimiser without a word, so tensors are no numbers here.
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}: pass a float.")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value}.")
+    if not abs(value) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} must be a finite number, also in single precision, got {value}.")
     return float(value)
 
 
@@ -86,8 +86,8 @@ def _positive(name: str, value: float) -> float:
 
 
 def _count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise ValueError(f"{name} must be a positive integer below 2^31, got {value!r}.")
     return value
 
 
