@@ -182,9 +182,9 @@ def test_losses_refuse_what_has_no_meaning(name: str, world: World, rows: int, m
     with pytest.raises(TypeError, match="q must be a VonMisesFisher"):
         loss(q.loc, q_pos)
     loc, kappa = q.loc, q.concentration
-    for loc, kappa in ((loc * math.nan, kappa), (loc, kappa * math.nan), (loc[:0], kappa[:0])):
+    for wrong in ((loc * math.nan, kappa), (loc, kappa * math.nan), (loc[:0], kappa[:0])):
         with pytest.raises(ValueError, match=r"loc|concentration"):
-            VonMisesFisher(loc, kappa)
+            VonMisesFisher(*wrong)
 
 
 @covers("losses.loss_landscape")
