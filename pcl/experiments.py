@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['PRESETS', 'EXPERIMENTS', 'QUICK', 'Outcome', 'Experiment', 'register', 'UsageError', 'UnknownName', 'lookup', 'Job', 'jobs', 'pending', 'checkpoint_folder', 'checkpoint_file', 'sole_run', 'run_job', 'record_job', 'run', 'record_apart', 'open_executor', 'run_apart', 'results_of', 'measure_sampler', 'measure_marginal', 'WORLD', 'Process', 'TRAINING', 'SMOKE', 'PAPER', 'PHASES', 'UNIFORM', 'CLEAR', 'HARD', 'PublishedSamplerProcess', 'make_world', 'PublishedSampler', 'make_loss', 'AcceptedInfoNCE', 'true_parameters', 'compare', 'compare_spreads', 'train_in_world', 'measure_world', 'world_experiment', 'LOSS_ROWS', 'KINDS', 'measure_grid', 'DIMS', 'GROWING', 'information', 'measure_scaling']
 
-# %% ../nbs/30_experiments.ipynb #88f87622
+# %% ../nbs/30_experiments.ipynb #c7c4dd06
 #| code-fold: true
 import difflib
 import itertools
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from .metrics import mae, mean_abs_cosine, pair_cosines, rmse, spearman
 from .training import INSTALL, Config, Draw, fit
 from .vmf import VonMisesFisher, published_cosine, published_sample
 
-# %% ../nbs/30_experiments.ipynb #11f9ce57
+# %% ../nbs/30_experiments.ipynb #4e7d0dbc
 PRESETS = ("smoke", "cpu", "paper")  # for tests; for the recorded results; for a GPU and the paper's own sizes
 
 
@@ -68,7 +69,7 @@ def register(experiment: Experiment) -> None:
         raise ValueError(f"an experiment called {experiment.name!r} exists already, with other rows; choose another name")
     EXPERIMENTS[experiment.name] = experiment
 
-# %% ../nbs/30_experiments.ipynb #bccc97b9
+# %% ../nbs/30_experiments.ipynb #c0a54e68
 class UsageError(ValueError):
     """Words that do not go together; the message says what to write instead."""
 
@@ -98,7 +99,7 @@ def lookup(
         raise UnknownName(kind, name, known)
     return known[name]
 
-# %% ../nbs/30_experiments.ipynb #13f95cbe
+# %% ../nbs/30_experiments.ipynb #7b6b6f15
 @dataclass(frozen=True)
 class Job:
     """One run to be done."""
@@ -147,7 +148,7 @@ def pending(todo: Iterable[Job], records: Iterable[Record]) -> list[Job]:
     done = {record.key for record in records}
     return [job for job in todo if job.key not in done]
 
-# %% ../nbs/30_experiments.ipynb #b990eeee
+# %% ../nbs/30_experiments.ipynb #39482422
 def checkpoint_folder() -> Path:
     """Where runs under way keep their state: a folder in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pcl" / "checkpoints"
@@ -209,7 +210,7 @@ def run(
             continue
         yield job, record_job(job)
 
-# %% ../nbs/30_experiments.ipynb #cc83ec93
+# %% ../nbs/30_experiments.ipynb #6bdc18e1
 def record_apart(job: Job, threads: int) -> Record:
     """Record a job in a process of its own, with its share of the cores."""
     torch.set_num_threads(threads)
@@ -234,7 +235,7 @@ def open_executor(
     executor.update_parameters(timeout_min=math.ceil(60 * hours), cpus_per_task=threads, name="pcl")
     return executor
 
-# %% ../nbs/30_experiments.ipynb #7f376868
+# %% ../nbs/30_experiments.ipynb #9fcb971c
 def run_apart(
     todo: Iterable[Job],
     n_jobs: int,  # at a time
@@ -257,7 +258,8 @@ def run_apart(
             for job in [job for job, handle in running.items() if handle.done()]:
                 error = running[job].exception()
                 if error is not None:
-                    failed.append(f"{job.experiment} {job.row} seed {job.seed}: {str(error).strip().splitlines()[-1]}")
+                    told = re.findall(r"^[\w.]+: .*", str(error), re.MULTILINE) or [str(error)]  # under a traceback
+                    failed.append(f"{job.experiment} {job.row} seed {job.seed}: {told[-1]}")
                     del running[job]
                     continue
                 yield job, running.pop(job).result()
@@ -268,7 +270,7 @@ def run_apart(
     if failed:
         raise RuntimeError("these jobs failed, the others are recorded:\n" + "\n".join(failed))
 
-# %% ../nbs/30_experiments.ipynb #777dcc02
+# %% ../nbs/30_experiments.ipynb #3b194f9c
 def results_of(
     name: str,  # an experiment
     preset: str = "cpu",
@@ -278,7 +280,7 @@ def results_of(
         return [run_job(job) for job in jobs(name, preset=preset)]
     return [r for r in latest(read().records) if r.experiment == name and r.preset == preset]
 
-# %% ../nbs/30_experiments.ipynb #5dd95188
+# %% ../nbs/30_experiments.ipynb #622ef09c
 def measure_sampler(config: Mapping[str, Any], seed: int) -> Outcome:
     """Mean cosine to the mode of our draws and of the published rule's, against the exact value."""
     dim, kappa, n = config["dim"], torch.tensor(float(config["kappa"]), dtype=torch.float64), config["n_draws"]
@@ -304,7 +306,7 @@ register(
     )
 )
 
-# %% ../nbs/30_experiments.ipynb #be6813f7
+# %% ../nbs/30_experiments.ipynb #c46644a9
 def measure_marginal(config: Mapping[str, Any], seed: int) -> Outcome:
     """A Monte-Carlo estimate of the marginal S h by formula 43, against its closed form."""
     dim, t, n = config["dim"], config["cosine"], config["n_draws"]
@@ -330,7 +332,7 @@ register(
     )
 )
 
-# %% ../nbs/30_experiments.ipynb #618965d0
+# %% ../nbs/30_experiments.ipynb #5dad3457
 # What `make reproduce` runs: experiment, row and seeds, None for all of them.
 QUICK: tuple[tuple[str, str | None, tuple[int, ...] | None], ...] = (
     ("sampler", None, None),
