@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,10 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def register(experiment: Experiment) -> None:
-    """Make an experiment known by its name."""
-    if experiment.name in EXPERIMENTS:
-        raise ValueError(f"an experiment called {experiment.name!r} exists already; choose another name")
+    """Make an experiment known by its name; to register the same one again is allowed, another of that name is not."""
+    known = EXPERIMENTS.get(experiment.name)
+    if known and replace(experiment, measure=known.measure) != known:
+        raise ValueError(f"an experiment called {experiment.name!r} exists already, with other rows; choose another name")
     EXPERIMENTS[experiment.name] = experiment
 
 # %% ../nbs/30_experiments.ipynb #c0a54e68
