@@ -265,3 +265,16 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ImportError, match=r"\[images\]"):
         frozen_backbone()
+
+
+def test_iterables_are_taken_and_batches_refused(tmp_path: Path, images: Tensor) -> None:
+    class Stream(torch.utils.data.IterableDataset[Tensor]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            return iter(images)
+
+    model = Counting()
+    whole = extract(model, images, tmp_path / "a", chunk=20)
+    for many in (Stream(), (image for image in images)):
+        np.testing.assert_allclose(extract(model, many, tmp_path / "b", chunk=20), whole, rtol=1e-5, atol=1e-6)
+    with pytest.raises(TypeError, match=r"the loader's \.dataset"):
+        extract(model, torch.utils.data.DataLoader(list(images)), tmp_path / "c")  # type: ignore[arg-type]
