@@ -9,12 +9,13 @@ REPRODUCTION := _build/reproduction
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup reproduce test lint unit book serve bench clean
+.PHONY: help setup reproduce test lint unit book data serve bench clean
 
 help:
 	@echo "make reproduce  set up, run the quick reproduction, print paper versus ours, build the book"
 	@echo "make test       set up, then every check: lint, types, book with its notebooks, unit and browser tests"
 	@echo "make book       build the book: every chapter runs, every warning is an error"
+	@echo "make data       get CIFAR-10 and the human labels of CIFAR-10H, for the chapters and tests on images"
 	@echo "make serve      serve the built book on http://127.0.0.1:8000"
 	@echo "make bench      time the library against its peers, as ratios in one run"
 	@echo "make clean      remove everything that was built, the virtual environment included"
@@ -47,6 +48,9 @@ unit: $(READY)
 	$(BIN)/python -m pytest
 
 test: lint book unit
+
+data: $(READY)
+	$(BIN)/python -m pcl.cli data cifar10h
 
 serve: $(BOOK)
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html 8000

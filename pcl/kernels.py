@@ -6,7 +6,7 @@
 __all__ = ['DIRAC', 'MAX_TERMS', 'log_expected_likelihood', 'log_bhattacharyya', 'kl', 'cosine_similarity', 'squared_distance',
            'log_marginal', 'NonIsotropicVMF']
 
-# %% ../nbs/03_kernels.ipynb #8c2d9ce9
+# %% ../nbs/03_kernels.ipynb #aa6658a2
 import math
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 from .bessel import log_peak, log_sphere_area, mean_gap
 from .vmf import VonMisesFisher, _check_value, unit_vector
 
-# %% ../nbs/03_kernels.ipynb #c4200236
+# %% ../nbs/03_kernels.ipynb #bafb31a9
 def _meet(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -58,7 +58,8 @@ def _resultant(
     return length, 2 * k1 * k2 * gap / (k1 + k2 + length)
 
 
-# %% ../nbs/03_kernels.ipynb #bb8d6e1c
+
+# %% ../nbs/03_kernels.ipynb #7f740966
 def log_expected_likelihood(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -88,7 +89,7 @@ def log_bhattacharyya(
     value = (log_peak(p.dim, k1) + log_peak(p.dim, k2) - excess) / 2 - log_peak(p.dim, length / 2)
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #0ea458ba
+# %% ../nbs/03_kernels.ipynb #6af96d5f
 def kl(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -124,12 +125,12 @@ def squared_distance(
     value = (k1 - k2) ** 2 + 2 * k1 * k2 * gap
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #cb15334d
+# %% ../nbs/03_kernels.ipynb #2cc7d930
 DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
 _EPS = 2.0**-52
 _TOP_ORDER = 64
 
-# %% ../nbs/03_kernels.ipynb #f2de9727
+# %% ../nbs/03_kernels.ipynb #1cc948de
 @lru_cache(maxsize=256)
 def _debye_polynomials(
     order: float,
@@ -157,7 +158,7 @@ def _horner(
         value = value.mul_(p).add_(c)
     return value
 
-# %% ../nbs/03_kernels.ipynb #5fbf5cd0
+# %% ../nbs/03_kernels.ipynb #e104cc14
 def _bessel_top(
     order: float,  # at least _TOP_ORDER
     kappa: Tensor,  # float64, finite
@@ -192,7 +193,7 @@ def _bessel_down(
     r = kappa / inverse
     return inverse, (twice - kappa * q).div_(inverse), twice / (inverse * inverse) - r * r * dr
 
-# %% ../nbs/03_kernels.ipynb #08799304
+# %% ../nbs/03_kernels.ipynb #fe3abe72
 def _coefficients(
     kappa: Tensor,  # float64, any shape
     dim: int,
@@ -224,7 +225,7 @@ def _harmonic_growth(
         return float(dim)
     return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
 
-# %% ../nbs/03_kernels.ipynb #0ceb23e5
+# %% ../nbs/03_kernels.ipynb #1660f833
 MAX_TERMS = 512
 
 
@@ -248,7 +249,7 @@ def _n_terms(
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
-# %% ../nbs/03_kernels.ipynb #860c489b
+# %% ../nbs/03_kernels.ipynb #3f92a2ae
 def _clenshaw_scales(
     dim: int,
     n_terms: int,
@@ -282,7 +283,7 @@ def _clenshaw(
     found = list(ahead.div_(inverse_scale[0]).unbind())
     return [found[0], found[-1], *found[1:-1]] if slope else found
 
-# %% ../nbs/03_kernels.ipynb #31cdb147
+# %% ../nbs/03_kernels.ipynb #47c42383
 def _bins(
     kappa: Tensor,  # float64
     n_bins: int = 16,
@@ -327,7 +328,7 @@ def _magnitude(
     index = cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
     return table[index]
 
-# %% ../nbs/03_kernels.ipynb #e675b1d5
+# %% ../nbs/03_kernels.ipynb #7c58c848
 _CELLS = 64  # table cells per unit of asinh(kappa / c)
 
 
@@ -370,7 +371,7 @@ def _scaled_normalizer(
     slope = c1 + x * (2 * c2 + x * (3 * c3 + x * (4 * c4 + x * (5 * c5))))
     return value, slope.mul_(_CELLS).div_(dk)
 
-# %% ../nbs/03_kernels.ipynb #a775c904
+# %% ../nbs/03_kernels.ipynb #20a92fc8
 def _saddle(
     t: Tensor,  # float64 (n,)
     x: Tensor,  # the smallest concentration; y and z are the other two
@@ -401,7 +402,7 @@ def _saddle(
             break
     return v, torch.rsqrt(curvature.clamp(min=1e-12))
 
-# %% ../nbs/03_kernels.ipynb #7866aa0b
+# %% ../nbs/03_kernels.ipynb #5127a777
 def _pull(
     kappa: Tensor,  # the concentration differentiated
     other: Tensor,
@@ -445,7 +446,7 @@ def _log_integrand(
     in_x = -away - q_w * sin_phi * sin
     return log_f, [in_t, in_x, _pull(y, z, s, sin2, resultant, q_r), _pull(z, y, s, sin2, resultant, q_r)]
 
-# %% ../nbs/03_kernels.ipynb #84d42cd1
+# %% ../nbs/03_kernels.ipynb #4648b63e
 def _trapezium(
     u: Tensor,  # (m,) nodes
     step: float,
@@ -499,7 +500,7 @@ def _integral(
         return value, torch.cat([in_t, torch.empty_like(inner).scatter_(0, order, inner)])
     return value, mean[1:]
 
-# %% ../nbs/03_kernels.ipynb #6ca2a0bc
+# %% ../nbs/03_kernels.ipynb #dc5ed4c2
 def _with_point_mass(
     t: Tensor,  # float64 (n,)
     kappas: Tensor,  # float64 (3, n), the largest of each three a point mass
@@ -524,7 +525,7 @@ def _with_point_mass(
     in_t = torch.where(all_points, 0.0, in_t)
     return value, torch.cat([in_t[None], torch.empty_like(inner).scatter_(0, order, inner)])
 
-# %% ../nbs/03_kernels.ipynb #ac0afddf
+# %% ../nbs/03_kernels.ipynb #ab1cd957
 _TILE = 65536  # pairs per sweep: enough for two threads, and the running sums stay in the cache
 _BATCH = 4096  # pairs per integral
 
@@ -588,7 +589,7 @@ def _families(
     left, right = (torch.stack(factors, dim=1) for factors in zip(*pairs, strict=True))
     return left, right
 
-# %% ../nbs/03_kernels.ipynb #177b1ae9
+# %% ../nbs/03_kernels.ipynb #af8bde98
 _GRIDS = ((16, 8, 8), (24, 14, 14), (32, 28, 28))  # nodes in t, log kappa1, log kappa2
 
 
@@ -624,14 +625,16 @@ def _interpolant(
     chunks = zip(t.split(_BATCH), kappas.split(_BATCH, 1), strict=True)
     # the nodes are exact to more digits than the pairs, or their noise would hide the decay of the coefficients
     values = torch.cat([_integral(part, k, dim, 1e-10, False)[0] for part, k in chunks]).reshape(sizes)
-    c = torch.einsum("ti,aj,bk,ijk->tab", *transforms, values)
+    c = values
+    for transform in transforms:  # one axis at a time; each goes to the back, so after three they are in order again
+        c = torch.tensordot(c, transform, ([0], [1]))
     last = max(float(x.abs().sum()) for x in (c[-2:], c[:, -2:], c[:, :, -2:]))
     return c if last < tolerance / 4 else None
 
-# %% ../nbs/03_kernels.ipynb #9500ae83
+# %% ../nbs/03_kernels.ipynb #df6c792a
 def _interpolate(
-    t: Tensor,  # float64 (rows, columns)
-    kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1)
+    t: Tensor,  # (rows, columns)
+    kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1), or (rows, 1) with one column
     box: Tensor,  # as for _interpolant
     c: Tensor,  # Chebyshev coefficients
     slopes: list[bool],
@@ -645,6 +648,8 @@ def _interpolate(
     families = [(v1, v2), (d1, v2), (v1, d2)]
     wanted = [f for f, want in zip(families, [True, *slopes[2:]], strict=True) if want]
     pairs = [(torch.einsum("tab,ai->tib", c, left), right) for left, right in wanted]
+    if kappas[2].shape[0] > 1:  # a column of pairs: the product of the factors is taken row by row
+        pairs = [((left * right.T).sum(2, keepdim=True), right.new_ones(1, 1)) for left, right in pairs]
     out = [torch.empty_like(t) for _ in range(1 + sum(slopes))]
     for rows in torch.arange(t.shape[0], device=t.device).split(max(1, _TILE // t.shape[1])):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -673,7 +678,57 @@ def _clenshaw_chebyshev(
         derivative = d_ahead if position == 0 else derivative
     return [sums[0], derivative, *sums[1:]] if slope else sums
 
-# %% ../nbs/03_kernels.ipynb #49745532
+# %% ../nbs/03_kernels.ipynb #a83fbdd3
+_TABLES = ((32, 14, 14), (64, 22, 22))  # nodes in t, log kappa1, log kappa2
+_EDGE = 0.25  # tables begin and end at multiples of this in log kappa
+_WIDEST = 8  # of these steps: a table for a wider range would cost more than it saves
+
+
+@lru_cache(maxsize=64)
+def _table(
+    low: int,  # edges in log kappa, in steps of _EDGE
+    high: int,
+    kappa_pos: float,
+    dim: int,
+    tolerance: float,
+) -> tuple[Tensor, Tensor] | None:  # box and coefficients of an interpolant, None if these grids are too coarse
+    "log S h for all cosines and for both certainties between two edges."
+    edges = [low * _EDGE, high * _EDGE]
+    box = torch.tensor([[-1.0, 1.0], edges, edges], dtype=torch.float64)
+    for sizes in _TABLES:
+        c = _interpolant(box, kappa_pos, dim, sizes, tolerance)
+        if c is not None:
+            tails = [c.abs().sum(others).flip(0).cumsum(0).flip(0) for others in ((1, 2), (0, 2), (0, 1))]
+            kept = [max(2, int((tail > tolerance / 16).sum())) for tail in tails]
+            return box, c[: kept[0], : kept[1], : kept[2]].contiguous()
+    return None
+
+
+def _tabulated(
+    t: Tensor,  # float32 (rows, columns), within [-1, 1]
+    kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: each (rows or 1, columns or 1)
+    dim: int,
+    tolerance: float,
+    slopes: list[bool],
+) -> list[Tensor] | None:  # log S h, then the wanted derivatives; None where no table serves
+    "Read a batch of training pairs off a table."
+    k_pos, k1, k2 = kappas
+    grid = k1.shape[1] == 1 and k2.shape[0] == 1
+    column = t.shape[1] == 1 and k1.shape == k2.shape == t.shape
+    # on low spheres the logarithm bends too sharply opposite the mean for a polynomial
+    if dim < 5 or t.numel() < 256 or k_pos.numel() > 1 or slopes[1] or not any(slopes) or not (grid or column):
+        return None
+    smallest, largest = min(float(k1.min()), float(k2.min())), max(float(k1.max()), float(k2.max()))
+    if not 1 <= smallest <= largest < DIRAC:
+        return None
+    low, high = math.floor(math.log(smallest) / _EDGE), math.floor(math.log(largest) / _EDGE) + 1
+    if high - low > _WIDEST or (found := _table(low, high, float(k_pos), dim, tolerance)) is None:
+        return None
+    dtype = t.dtype if grid else torch.float64  # positive pairs are few, close to t = 1, and carry the gradient
+    box, c = (x.to(device=t.device, dtype=dtype) for x in found)
+    return _interpolate(t.to(dtype), [k.to(dtype) for k in kappas], box, c, slopes)
+
+# %% ../nbs/03_kernels.ipynb #e92977bc
 def _log_marginal_and_slopes(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
     kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
@@ -748,7 +803,7 @@ def _replace(
             for target, new in zip(out, wanted, strict=True):
                 target[row[chunk], column[chunk]] = new
 
-# %% ../nbs/03_kernels.ipynb #d1ab24fc
+# %% ../nbs/03_kernels.ipynb #b9bdcf7b
 class _LogMarginal(torch.autograd.Function):
     "log(S h) with its derivatives worked out in the forward pass, one matrix per input that wants one."
 
@@ -757,9 +812,12 @@ class _LogMarginal(torch.autograd.Function):
         ctx: Any, cos: Tensor, kappa_pos: Tensor, kappa1: Tensor, kappa2: Tensor, dim: int, wanted: list[bool]
     ) -> Tensor:
         inputs = (cos, kappa_pos, kappa1, kappa2)
-        t, *kappas = (x.detach().double() for x in inputs)
-        tolerance = 1e-9 if cos.dtype == torch.float64 else 2e-5
-        value, *slopes = _log_marginal_and_slopes(t.clamp(-1, 1), kappas, dim, tolerance, wanted)
+        t, *kappas = (x.detach() for x in inputs)
+        t, tolerance = t.clamp(-1, 1), 1e-9 if cos.dtype == torch.float64 else 2e-5
+        found = _tabulated(t, kappas, dim, tolerance, wanted) if cos.dtype == torch.float32 else None
+        if found is None:
+            found = _log_marginal_and_slopes(t.double(), [k.double() for k in kappas], dim, tolerance, wanted)
+        value, *slopes = found
         ctx.wanted, ctx.shapes = wanted, [x.shape for x in inputs]
         ctx.save_for_backward(*(s.to(cos.dtype) for s in slopes))
         return value.to(cos.dtype)
@@ -772,7 +830,7 @@ class _LogMarginal(torch.autograd.Function):
         grads = [(grad * next(slopes)).sum_to_size(shape) if want else None for want, shape in wanted]
         return (*grads, None, None)
 
-# %% ../nbs/03_kernels.ipynb #92e8add3
+# %% ../nbs/03_kernels.ipynb #1c939ebf
 def _check_inputs(
     cos: Tensor,
     kappas: dict[str, Tensor | float],
@@ -823,7 +881,7 @@ def log_marginal(
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
     return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
 
-# %% ../nbs/03_kernels.ipynb #71fc2131
+# %% ../nbs/03_kernels.ipynb #64eea45f
 class NonIsotropicVMF(Distribution):
     "X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with concentration |K mu|; K is diagonal."
 

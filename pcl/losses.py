@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ContrastiveLoss', 'InfoNCE', 'MCInfoNCE', 'loss_landscape', 'ExactInfoNCE', 'ExactNWJ', 'ELK', 'HIB']
 
-# %% ../nbs/16_losses.ipynb #61439e58
+# %% ../nbs/16_losses.ipynb #d4699d8a
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -25,7 +25,7 @@ from .vmf import VonMisesFisher, _capped, _draw_gap, _polar_ratio, _turn_rate
 
 _CHUNK_ELEMENTS = 2**20  # cosines held at a time: enough to keep the cores busy, few enough to stay in cache
 
-# %% ../nbs/16_losses.ipynb #406f1c8c
+# %% ../nbs/16_losses.ipynb #13ee5173
 def _check_batch(name: str, q: VonMisesFisher, ndim: int, like: VonMisesFisher | None = None) -> None:
     "Raise an error naming the argument unless `q` is a batch of posteriors with `ndim` axes that matches `like`."
     if not isinstance(q, VonMisesFisher):
@@ -35,25 +35,24 @@ def _check_batch(name: str, q: VonMisesFisher, ndim: int, like: VonMisesFisher |
         raise ValueError(f"{name} must have a non-empty batch shape {shape}, got {tuple(q.batch_shape)}: reshape it.")
     if like is None:
         return
-    if q.batch_shape[0] != like.batch_shape[0]:
+    if q.batch_shape[0] != like.batch_shape[0] and not (ndim == 2 and q.batch_shape[0] == 1):
         raise ValueError(f"{name} has {q.batch_shape[0]} rows and q has {like.batch_shape[0]}: pass one per row of q.")
     if q.event_shape != like.event_shape:
         raise ValueError(f"{name} has dimension {q.event_shape[0]} and q has {like.event_shape[0]}: use one encoder.")
     if q.loc.dtype != like.loc.dtype:
         raise TypeError(f"{name} has dtype {q.loc.dtype} and q has {like.loc.dtype}: cast one of them.")
 
-# %% ../nbs/16_losses.ipynb #9381c61b
+# %% ../nbs/16_losses.ipynb #d2fab00e
 class _Candidates(NamedTuple):
-    "The posteriors that each row is compared with, and which of them is its positive."
-    loc: Tensor  # (B, N, D), or (1, B, D) when the batch provides the negatives
-    kappa: Tensor  # (B, N), or (1, B)
+    "The posteriors that each row is compared with, in blocks of columns, and which of the columns is its positive."
+    blocks: list[tuple[Tensor, Tensor]]  # means (B, n, D) and certainties (B, n); 1 for B if all rows share them
     positive: Tensor  # (B,), the column of each row's positive
 
 
 def _candidates(
     q: VonMisesFisher,  # references, batch shape (B,)
     q_pos: VonMisesFisher,  # their positives, (B,)
-    q_neg: VonMisesFisher | None,  # their negatives, (B, M), or None for all other positives
+    q_neg: VonMisesFisher | None,  # their negatives, (B, M), or (1, M) shared by all, or None for all other positives
 ) -> _Candidates:
     "Line up positives and negatives of a checked batch."
     _check_batch("q", q, 1)
@@ -62,13 +61,15 @@ def _candidates(
     if q_neg is None:
         if rows == 1:
             raise ValueError("q has one row, so its batch holds no negatives: pass q_neg, or two rows or more.")
-        return _Candidates(q_pos.loc[None], kappa_pos[None], torch.arange(rows, device=q.loc.device))
+        return _Candidates([(q_pos.loc[None], kappa_pos[None])], torch.arange(rows, device=q.loc.device))
     _check_batch("q_neg", q_neg, 2, q)
-    kappa = torch.cat([kappa_pos[:, None], q_neg.concentration.expand(q_neg.batch_shape)], 1)
     first = torch.zeros(rows, dtype=torch.long, device=q.loc.device)
-    return _Candidates(torch.cat([q_pos.loc[:, None], q_neg.loc], 1), kappa, first)
+    own, rest = (q_pos.loc[:, None], kappa_pos[:, None]), (q_neg.loc, q_neg.concentration.expand(q_neg.batch_shape))
+    if len(rest[0]) < rows:
+        return _Candidates([own, rest], first)
+    return _Candidates([(torch.cat([own[0], rest[0]], 1), torch.cat([own[1], rest[1]], 1))], first)
 
-# %% ../nbs/16_losses.ipynb #e36be820
+# %% ../nbs/16_losses.ipynb #c64ea54f
 def _finite(name: str, value: float) -> float:
     # A parameter would be cut off from its optimiser without a word, so tensors are no numbers here.
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -106,7 +107,7 @@ class ContrastiveLoss(nn.Module):
         "Mean, sum, or the values themselves."
         return per_row if self.reduction == "none" else getattr(per_row, self.reduction)()
 
-# %% ../nbs/16_losses.ipynb #433e9498
+# %% ../nbs/16_losses.ipynb #5ad53918
 class _KappaPosLoss(ContrastiveLoss):
     "A loss with a kappa_pos, fixed or learned."
 
@@ -125,7 +126,16 @@ class _KappaPosLoss(ContrastiveLoss):
         "What `print(loss)` shows."
         return f"kappa_pos={float(self.kappa_pos):g}"
 
-# %% ../nbs/16_losses.ipynb #b5c59616
+# %% ../nbs/16_losses.ipynb #67382949
+def _cosines(
+    loc: Tensor,  # means of the references, (B, D)
+    others: Tensor,  # means of a block of candidates, (B, n, D) or (1, n, D)
+) -> Tensor:  # (B, n)
+    "Cosines between each row's mean and those of its candidates."
+    cos = loc @ others[0].T if len(others) == 1 else torch.einsum("bd,bnd->bn", loc, others)
+    return cos.clamp(-1, 1)  # rounding can push a cosine past 1, where the critics of later losses are not defined
+
+
 class InfoNCE(_KappaPosLoss):
     "Formula 6 on the means: -log(e^c+ / (e^c+ / M + sum_m e^c_m / M)) with the critic c = kappa_pos mu.mu'."
 
@@ -157,13 +167,12 @@ class InfoNCE(_KappaPosLoss):
 
     def forward(self, q: VonMisesFisher, q_pos: VonMisesFisher, q_neg: VonMisesFisher | None = None) -> Tensor:
         "Score every candidate and contrast the positive with the rest."
-        loc, kappa, positive = _candidates(q, q_pos, q_neg)
-        # Rounding can push a cosine past 1, where the critics of later losses are not defined.
-        cos = (q.loc @ loc[0].T if q_neg is None else torch.einsum("bd,bnd->bn", q.loc, loc)).clamp(-1, 1)
+        blocks, positive = _candidates(q, q_pos, q_neg)
         kappa_ref = q.concentration.expand(q.batch_shape)[:, None]
-        return self.reduce(self.contrast(self.critic(cos, kappa_ref, kappa, q.event_shape[0]), positive))
+        scores = [self.critic(_cosines(q.loc, loc), kappa_ref, kappa, q.event_shape[0]) for loc, kappa in blocks]
+        return self.reduce(self.contrast(torch.cat(scores, 1), positive))
 
-# %% ../nbs/16_losses.ipynb #eb5d7498
+# %% ../nbs/16_losses.ipynb #7f7542b8
 def _tangent_coordinate(
     shape: torch.Size,  # shape of the result
     dim: int,  # dimension D of the ambient space
@@ -181,7 +190,7 @@ def _tangent_coordinate(
     tail = 1 - torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
     return angle * (-torch.expm1(2 / (dim - 3) * tail.log())).sqrt()
 
-# %% ../nbs/16_losses.ipynb #81166d51
+# %% ../nbs/16_losses.ipynb #85e4ef8b
 _NODES = {torch.float32: 12, torch.float64: 24}  # enough for the last digits of the type, see the check below
 
 
@@ -218,7 +227,7 @@ def _turn_rates(
         pieces.append(total)
     return torch.cat(pieces)
 
-# %% ../nbs/16_losses.ipynb #9c83fdd9
+# %% ../nbs/16_losses.ipynb #4467d3d6
 class _AlongAcross(torch.autograd.Function):
     "w and u sqrt(1 - w^2) of n draws per posterior, each (n, *kappa.shape), with the implicit derivative in kappa."
 
@@ -243,7 +252,7 @@ class _AlongAcross(torch.autograd.Function):
         grad.addcmul_(across * grad_across.reshape(gap.shape), 1 - gap, value=-1)
         return grad.mul_(_turn_rates(ctx.dim, kappa, gap)).sum(0).view(ctx.shape), None, None, None
 
-# %% ../nbs/16_losses.ipynb #199bab4c
+# %% ../nbs/16_losses.ipynb #9fc9ec29
 def _row_cosines(
     z: Tensor,  # samples of the references, (K, B, D)
     along: Tensor,  # w: the candidates' cosines to their own means, (K, B, N)
@@ -263,11 +272,20 @@ def _batch_cosines(
     "Cosines between samples of all references and samples of all positives, (K, B, B)."
     return z @ z_pos.mT
 
-# %% ../nbs/16_losses.ipynb #55b66358
+
+def _shared_cosines(
+    z: Tensor,  # samples of the references, (K, B, D)
+    z_pos: Tensor,  # samples of their positives, (K, B, D)
+    z_neg: Tensor,  # samples of the shared negatives, (K, M, D)
+) -> Tensor:
+    "Cosines with the own positive and with all shared negatives, (K, B, 1 + M)."
+    return torch.cat([(z * z_pos).sum(2, keepdim=True), z @ z_neg.mT], 2)
+
+# %% ../nbs/16_losses.ipynb #6fcc40a4
 class _Draws(NamedTuple):
     "Samples of a batch: `cosines(*sampled, *fixed)` has shape (K, B, N), and `sampled` can be cut along K."
     cosines: Callable[..., Tensor]
-    sampled: Sequence[Tensor]  # each (K, B, ...)
+    sampled: Sequence[Tensor]  # each (K, ...)
     fixed: Sequence[Tensor]
     positive: Tensor  # (B,), the column of each row's positive
     n: int  # candidates N per row
@@ -276,21 +294,25 @@ class _Draws(NamedTuple):
 def _draw(
     q: VonMisesFisher,  # references, batch shape (B,)
     q_pos: VonMisesFisher,  # positives, (B,)
-    q_neg: VonMisesFisher | None,  # negatives, (B, M), or None for all other positives
+    q_neg: VonMisesFisher | None,  # negatives, (B, M), or (1, M) shared by all, or None for all other positives
     n_samples: int,  # K
     generator: torch.Generator | None = None,  # for reproducible draws
 ) -> _Draws:
     "Draw what the cosines of K samples per posterior need, reparameterised."
-    loc, kappa, positive = _candidates(q, q_pos, q_neg)
+    blocks, positive = _candidates(q, q_pos, q_neg)
     z = q.rsample((n_samples,), generator=generator)
-    if q_neg is None:
+    if q_neg is None or len(blocks) > 1:
         z_pos = q_pos.rsample((n_samples,), generator=generator)
-        return _Draws(_batch_cosines, (z, z_pos), (), positive, len(positive))
+        if q_neg is None:
+            return _Draws(_batch_cosines, (z, z_pos), (), positive, len(positive))
+        z_neg = q_neg.rsample((n_samples,), generator=generator)[:, 0]
+        return _Draws(_shared_cosines, (z, z_pos, z_neg), (), positive, 1 + z_neg.shape[1])
+    (loc, kappa), *_ = blocks
     along, across = _AlongAcross.apply(kappa, loc.shape[2], n_samples, generator)
     # Normalising unit vectors changes nothing but the gradient: it loses the component along loc, which has no meaning here.
     return _Draws(_row_cosines, (z, along, across), (F.normalize(loc, dim=-1),), positive, loc.shape[1])
 
-# %% ../nbs/16_losses.ipynb #1119ca2c
+# %% ../nbs/16_losses.ipynb #0262b11f
 def _over_samples(
     summary: Callable[[Tensor], Tensor],  # maps cosines (k, B, N) to a statistic of the k samples
     draws: _Draws,  # samples of the batch
@@ -306,7 +328,7 @@ def _over_samples(
         checkpoint(piece, *p, *draws.fixed, use_reentrant=False, preserve_rng_state=False) for p in pieces
     ])
 
-# %% ../nbs/16_losses.ipynb #42a877ee
+# %% ../nbs/16_losses.ipynb #e595bc06
 def _rolled_cosines(
     z: Tensor,  # samples of the references, (K, B, D)
     z_pos: Tensor,  # samples of the positives, (K, B, D)
@@ -319,7 +341,7 @@ def _roll(draws: _Draws) -> _Draws:
     "Keep one negative per row out of those that the batch provides, as the authors' code does."
     return draws._replace(cosines=_rolled_cosines, positive=torch.zeros_like(draws.positive), n=2)
 
-# %% ../nbs/16_losses.ipynb #6097c4cb
+# %% ../nbs/16_losses.ipynb #4da7293c
 class MCInfoNCE(_KappaPosLoss):
     "Formula 7: -log mean_k(e^(kappa_pos z_k.z_k+) / (e^(kappa_pos z_k.z_k+) / M + sum_m e^(kappa_pos z_k.z_mk-) / M))."
 
@@ -361,7 +383,7 @@ class MCInfoNCE(_KappaPosLoss):
         log_sum = torch.logsumexp(_over_samples(log_sum_ratio, draws, self.chunk_size), 0)
         return self.reduce(math.log(self.n_samples) - log_sum)
 
-# %% ../nbs/16_losses.ipynb #2ec5e2f0
+# %% ../nbs/16_losses.ipynb #fa7ab498
 def loss_landscape(
     loss: nn.Module,  # any loss of this module, with reduction='none'
     cos: Tensor,  # cosine between the reference and its positive

@@ -9,7 +9,7 @@ __all__ = ['SCHEDULES', 'PRECISIONS', 'INSTALL', 'Draw', 'FORMAT', 'Config', 'ra
            'connect', 'local_batch', 'seed_global', 'Diverged', 'train_step', 'Run', 'Saver', 'progress_bar',
            'show_progress', 'set_modes', 'measure', 'fit']
 
-# %% ../nbs/24_training.ipynb #427cb23e
+# %% ../nbs/24_training.ipynb #74ca793c
 import glob
 import hashlib
 import importlib.util
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from .vmf import VonMisesFisher
 
-# %% ../nbs/24_training.ipynb #d6ab4972
+# %% ../nbs/24_training.ipynb #eef389ec
 SCHEDULES = ("constant", "step", "one-cycle")
 
 
@@ -71,7 +71,7 @@ def _check(good: bool, name: str, value: object, wanted: str) -> None:
     if not good:
         raise ValueError(f"{name} must be {wanted}, got {value!r}")
 
-# %% ../nbs/24_training.ipynb #ad2c6ae3
+# %% ../nbs/24_training.ipynb #1059308d
 def rate_factor(
     config: Config,
     step: int,  # from 0
@@ -94,14 +94,14 @@ def learns(
     """Whether directions and concentrations learn at a step."""
     return step < config.mu_until * config.steps, step >= config.kappa_from * config.steps
 
-# %% ../nbs/24_training.ipynb #8bec35fb
+# %% ../nbs/24_training.ipynb #98743d15
 def step_seed(
     *words: str | int,  # what the numbers are for, the run's seed, the step, ...
 ) -> int:
     """A seed that looks random and depends on all words."""
     return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
 
-# %% ../nbs/24_training.ipynb #f7d7d4dd
+# %% ../nbs/24_training.ipynb #eb874471
 def other_positives(
     q_pos: VonMisesFisher,  # this process's positives, shape (b,)
     gather: Callable[[Tensor], Tensor],  # (b, ...) to (processes, b, ...), with gradients
@@ -115,7 +115,7 @@ def other_positives(
     others = column + (column >= own)  # (b, B - 1): all numbers but the anchor's own
     return VonMisesFisher(loc[others], kappa[others], validate_args=False)
 
-# %% ../nbs/24_training.ipynb #e087249b
+# %% ../nbs/24_training.ipynb #0c58125e
 class Objective(nn.Module):
     """Takes a batch to its loss."""
 
@@ -162,7 +162,7 @@ def make_objective(
         return Objective(encoder, loss)
     return Objective(encoder, loss, lambda part: place.all_gather(part, sync_grads=True), place.global_rank)
 
-# %% ../nbs/24_training.ipynb #3fed9b79
+# %% ../nbs/24_training.ipynb #1e1d9da1
 def parameter_groups(
     objective: Objective,
 ) -> dict[str, list[nn.Parameter]]:
@@ -199,7 +199,7 @@ def set_rates(
             for parameter in group["params"]:
                 parameter.grad = None  # AdamW then skips it, memory and weight decay included
 
-# %% ../nbs/24_training.ipynb #5c51847e
+# %% ../nbs/24_training.ipynb #f495fd3c
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be used; the message says why and what to do."""
 
@@ -255,7 +255,7 @@ def check_config(
         listed = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted.get(name)!r} here" for name in names)
         raise CheckpointError(f"checkpoint {path} is of another run: {listed}. Choose another file, or delete it")
 
-# %% ../nbs/24_training.ipynb #7d240575
+# %% ../nbs/24_training.ipynb #c7c91939
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 INSTALL = "pip install 'probabilistic-contrastive-learning[train]'"
 
@@ -319,8 +319,9 @@ def connect(
     fabric.launch()
     return fabric
 
-# %% ../nbs/24_training.ipynb #de5b6e0f
-# From n, n_neg and a generator to anchors (n, ...), positives (n, ...) and negatives (n, n_neg, ...), None if n_neg is 0.
+# %% ../nbs/24_training.ipynb #79a2863e
+# From n, n_neg and a generator to anchors (n, ...), positives (n, ...) and negatives: (n, n_neg, ...), or (1, n_neg, ...) for
+# one set shared by all anchors, or None if n_neg is 0.
 Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor, Tensor | None]]
 
 
@@ -340,7 +341,9 @@ def local_batch(
         raise ValueError(f"draw was asked for {config.batch_size} pairs and {n_neg} negatives each, it gave {shapes}")
     share = config.batch_size // place.world_size
     mine = slice(place.global_rank * share, (place.global_rank + 1) * share)
-    return [None if part is None else part[mine].to(place.device) for part in (x, x_pos, x_neg)]
+    shared = x_neg is not None and len(x_neg) == 1  # every process takes all of them
+    x, x_pos, x_neg = x[mine], x_pos[mine], x_neg if x_neg is None or shared else x_neg[mine]
+    return [None if part is None else part.to(place.device) for part in (x, x_pos, x_neg)]
 
 
 def seed_global(
@@ -354,7 +357,7 @@ def seed_global(
     if place.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
-# %% ../nbs/24_training.ipynb #004e6950
+# %% ../nbs/24_training.ipynb #021239f3
 class Diverged(RuntimeError):
     """A loss or a gradient that is not finite."""
 
@@ -395,7 +398,7 @@ def train_step(
     optimizer.step()
     return value.item()
 
-# %% ../nbs/24_training.ipynb #16f3dd91
+# %% ../nbs/24_training.ipynb #e0db92f0
 @dataclass
 class Run:
     """How far a training run is, and what it has seen."""
@@ -414,7 +417,7 @@ class Run:
             self.curve.setdefault(name, []).append(float(value))
         self.recent = []
 
-# %% ../nbs/24_training.ipynb #50055f5b
+# %% ../nbs/24_training.ipynb #bff0d1c4
 FORMAT = "pcl.training 1"  # changes when the meaning of a checkpoint does
 
 
@@ -463,7 +466,7 @@ class Saver:
             raise CheckpointError(f"checkpoint {self.path} is of another encoder or loss: {error}") from error
         return Run(**content["run"])
 
-# %% ../nbs/24_training.ipynb #716e824f
+# %% ../nbs/24_training.ipynb #fab91d20
 def progress_bar(
     config: Config,
     run: Run,
@@ -508,7 +511,7 @@ def measure(
     encoder.eval()
     return {} if evaluate is None else evaluate(encoder)
 
-# %% ../nbs/24_training.ipynb #01baf137
+# %% ../nbs/24_training.ipynb #f7e33483
 def fit(
     encoder: nn.Module,  # observations to `VonMisesFisher`; trained in place
     loss: nn.Module,  # called as loss(q, q_pos, q_neg)

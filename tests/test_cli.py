@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from pcl import ledger
-from pcl.cli import find_data, main, notebook_folder, parse_seeds
+from pcl.cli import main, notebook_folder, parse_seeds
 from pcl.experiments import EXPERIMENTS, PRESETS, Job, UnknownName, jobs, run_job
+from pcl.images import find_data
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +44,7 @@ def test_list_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
         (["run", "xyzzy"], "known are"),
         (["run", "quick", "--row", "ambiguous"], "is a group"),
         (["report", "tabel1"], "'table1'"),
+        (["data", "cifar100"], "'cifar10'"),
     ],
 )
 def test_unknown_names_get_the_nearest_match_and_exit_code_2(

@@ -14,10 +14,13 @@ import pytest
 
 # DESIGN: data flows left to right; a module imports only from its left. Private modules serve everyone.
 FLOW = (
-    "bessel", "vmf", "kernels", "losses", "generative", "images", "encoders", "metrics", "retrieval", "training",
+    "bessel", "vmf", "kernels", "losses", "generative", "images", "encoders", "features", "metrics", "retrieval", "training",
     "ledger", "experiments", "plots", "cli",
 )  # fmt: skip
-HEAVY = ("torchvision", "timm", "matplotlib", "seaborn", "nbdev", "IPython", "tqdm", "lightning", "lightning_fabric", "submitit")
+HEAVY = (
+    "torchvision", "timm", "PIL", "matplotlib", "seaborn", "nbdev", "IPython", "tqdm", "lightning", "lightning_fabric",
+    "submitit",
+)  # fmt: skip
 
 
 def python(code: str, **env: str) -> str:
@@ -110,7 +113,7 @@ def test_everything_exported_has_a_docstring_and_hints(root: Path) -> None:
                 assert node.returns is not None and bare == [], f"{path.name}: {node.name} lacks type hints {bare}"
 
 
-@pytest.mark.parametrize("target", ["reproduce", "test", "book", "serve", "bench", "clean"])
+@pytest.mark.parametrize("target", ["reproduce", "test", "book", "data", "serve", "bench", "clean"])
 def test_make_explains_itself(root: Path, target: str) -> None:
     said = subprocess.run(["make", "--no-print-directory"], cwd=root, capture_output=True, text=True, check=True).stdout
     assert f"make {target}" in said

@@ -230,11 +230,36 @@ def test_interpolated_pairs_equal_integrated_ones(dim, low, high, kappa_pos, dty
 
     used: list[int] = []
     monkeypatch.setattr(kernels, "_interpolate", lambda *x, real=kernels._interpolate: used.append(1) or real(*x))
-    many, one_by_one = run(slice(None)), run(slice(0, 20))
+    many = run(slice(None))
+    monkeypatch.setattr(kernels, "_tabulated", lambda *x: None)
+    one_by_one = run(slice(0, 20))
     assert len(used) == (1 if high < 500 else len(used))  # the narrow box must take the short cut; the wide one may
     tolerance = 1e-8 if dtype == F64 else 1e-4
     for a, b in zip(many, one_by_one, strict=True):
         assert ((a[:20] - b).abs() / b.abs().clamp(min=1)).max() < tolerance
+
+
+@pytest.mark.parametrize(("dim", "low", "high", "kappa_pos"), [(5, 16.0, 32.0, 20.0), (10, 8.0, 50.0, 20.0), (64, 102.0, 205.0, 128.0)])
+@pytest.mark.parametrize("columns", [64, 1])
+def test_tables_for_training_equal_the_series_and_forget_nothing(dim, low, high, kappa_pos, columns):
+    g = torch.Generator().manual_seed(2)
+    cos = (torch.rand(512, columns, generator=g) * 2 - 1).requires_grad_()
+    k1 = torch.empty(512, 1).uniform_(low, high, generator=g).requires_grad_()
+    k2 = torch.empty((1, columns) if columns > 1 else (512, 1)).uniform_(low, high, generator=g).requires_grad_()
+
+    def run(*inputs):
+        value = log_marginal(*inputs, kappa_pos, dim)
+        return [value.detach(), *torch.autograd.grad(value.sum(), inputs)]
+
+    kernels._table.cache_clear()
+    first = run(cos, k1, k2)
+    assert kernels._table.cache_info().currsize == 1  # a table was built, so the comparison below is one
+    for a, b in zip(first, run(cos.double(), k1.double(), k2.double()), strict=True):
+        assert ((a - b).abs() / b.abs().clamp(min=1)).max() < 1e-4
+    kernels._table.cache_clear()
+    run(cos.detach().requires_grad_(), k1 * 0.9, k2 * 1.1)  # another batch first
+    for a, b in zip(first, run(cos, k1, k2), strict=True):
+        assert a.equal(b)
 
 
 def test_rounded_cosines_are_clamped():
