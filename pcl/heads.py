@@ -6,7 +6,7 @@
 __all__ = ['RECIPE', 'FORMAT', 'INSTALL', 'UncertaintyHead', 'prepare', 'FeaturePairs', 'train_head', 'HeadError', 'write_whole',
            'save_head', 'read_card', 'load_head', 'export_head']
 
-# %% ../nbs/51_heads.ipynb #fc98290b
+# %% ../nbs/51_heads.ipynb #99baac6f
 import hashlib
 import json
 import os
@@ -24,7 +24,7 @@ from .losses import ExactInfoNCE
 from .training import Config, fit
 from .vmf import VonMisesFisher
 
-# %% ../nbs/51_heads.ipynb #cf40f18e
+# %% ../nbs/51_heads.ipynb #0c857122
 class UncertaintyHead(nn.Module):
     """Two layers on frozen features whose output's direction is mu and whose length is kappa."""
 
@@ -62,7 +62,7 @@ class UncertaintyHead(nn.Module):
         mu, kappa = self.tensors(x)
         return VonMisesFisher(mu, kappa, validate_args=False)  # a direction and a length by construction
 
-# %% ../nbs/51_heads.ipynb #af137fa2
+# %% ../nbs/51_heads.ipynb #3d82b712
 @torch.no_grad()
 def prepare(
     head: UncertaintyHead,  # changed in place
@@ -81,7 +81,7 @@ def prepare(
     last.weight.mul_(factor)
     last.bias.mul_(factor)
 
-# %% ../nbs/51_heads.ipynb #d14a169f
+# %% ../nbs/51_heads.ipynb #59925df5
 class FeaturePairs:
     """Draws anchors, positives and negatives from cached features: the `draw` of `pcl.training.fit`."""
 
@@ -155,7 +155,7 @@ class FeaturePairs:
             x_neg = self.features[k, torch.randint(self.n_views, (n, n_neg), generator=generator)].float()
         return self.features[i, view].float(), self.features[j, other].float(), x_neg
 
-# %% ../nbs/51_heads.ipynb #e0a79fe9
+# %% ../nbs/51_heads.ipynb #301e405b
 def _checked_features(features: Tensor) -> Tensor:  # (n, views, features)
     """The features with an axis for views, or an error that names what is wrong with them."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
@@ -190,7 +190,7 @@ def _kind_of_targets(targets: Tensor | None, n: int, n_views: int) -> str:
         raise ValueError("targets: soft labels must be 0 or more, with a positive sum in every row")
     return "labels" if whole else "soft labels"
 
-# %% ../nbs/51_heads.ipynb #331f9527
+# %% ../nbs/51_heads.ipynb #bd931313
 RECIPE = Config(steps=1000, batch_size=256, lr_mu=1e-3, lr_kappa=1e-3, kappa_from=0.0)
 
 
@@ -236,7 +236,7 @@ def _fingerprint(draw: FeaturePairs, dim: int, hidden: int, loss: nn.Module) -> 
             digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
-# %% ../nbs/51_heads.ipynb #110c4963
+# %% ../nbs/51_heads.ipynb #f284c054
 FORMAT = "pcl.head 1"  # changes when the meaning of the files does
 INSTALL = "pip install 'probabilistic-contrastive-learning[heads]'"
 
@@ -283,7 +283,7 @@ def save_head(
     write_whole(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
     return path.with_suffix(".json")
 
-# %% ../nbs/51_heads.ipynb #98a7b492
+# %% ../nbs/51_heads.ipynb #e06fe716
 _SHAPE = ("format", "sha256", "features", "hidden", "dim", "calibration")  # what the files themselves decide
 
 
@@ -335,7 +335,7 @@ def load_head(
     head.card = {name: value for name, value in card.items() if name not in _SHAPE}
     return head.eval()
 
-# %% ../nbs/51_heads.ipynb #500a7c8c
+# %% ../nbs/51_heads.ipynb #fa2a2723
 class _Tensors(nn.Module):
     """A head that returns tensors instead of a distribution."""
 
