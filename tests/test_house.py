@@ -19,7 +19,7 @@ FLOW = (
 )  # fmt: skip
 HEAVY = (
     "torchvision", "timm", "PIL", "matplotlib", "seaborn", "nbdev", "IPython", "tqdm", "lightning", "lightning_fabric",
-    "submitit",
+    "submitit", "faiss", "sklearn",
 )  # fmt: skip
 
 
