@@ -6,7 +6,7 @@
 __all__ = ['RECIPE', 'FORMAT', 'INSTALL', 'UncertaintyHead', 'prepare', 'FeaturePairs', 'train_head', 'HeadError', 'write_whole',
            'save_head', 'read_card', 'load_head', 'export_head']
 
-# %% ../nbs/51_heads.ipynb #99baac6f
+# %% ../nbs/51_heads.ipynb #b3673bef
 import hashlib
 import json
 import os
@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .encoders import mlp
+from .encoders import NormEncoder, mlp, set_median_kappa
 from .ledger import versions
 from .losses import ExactInfoNCE
 from .training import Config, fit
 from .vmf import VonMisesFisher
 
-# %% ../nbs/51_heads.ipynb #0c857122
-class UncertaintyHead(nn.Module):
+# %% ../nbs/51_heads.ipynb #ff0f2d21
+class UncertaintyHead(NormEncoder):
     """Two layers on frozen features whose output's direction is mu and whose length is kappa."""
 
     mean: Tensor
@@ -38,11 +38,10 @@ class UncertaintyHead(nn.Module):
         dim: int = 8,  # D of the latents
         hidden: int = 512,  # width of the hidden layer
     ):
-        super().__init__()
         if dim < 2:
             raise ValueError(f"dim must be at least 2, because a direction needs an angle; got {dim}")
+        super().__init__(mlp([n_features, hidden, dim]))
         self.n_features, self.dim, self.hidden = n_features, dim, hidden
-        self.net = mlp([n_features, hidden, dim])
         self.register_buffer("mean", torch.zeros(n_features))
         self.register_buffer("scale", torch.ones(n_features))
         self.register_buffer("calibration", torch.ones(2))  # a and b of kappa = a |v|^b
@@ -54,7 +53,7 @@ class UncertaintyHead(nn.Module):
             raise ValueError(f"x must have the backbone's {self.n_features} features in its last axis, got {x.shape[-1]}")
         v = self.net((x.to(self.mean.dtype) - self.mean) / self.scale)
         v = v.to(torch.promote_types(v.dtype, torch.float32))  # under autocast the digits have to come back
-        length = v.norm(dim=-1)
+        length = v.norm(dim=-1).clamp(torch.finfo(v.dtype).tiny, self.kappa_max)
         return nn.functional.normalize(v, dim=-1), self.calibration[0] * length ** self.calibration[1]
 
     def forward(self, x: Tensor) -> VonMisesFisher:
@@ -62,7 +61,7 @@ class UncertaintyHead(nn.Module):
         mu, kappa = self.tensors(x)
         return VonMisesFisher(mu, kappa, validate_args=False)  # a direction and a length by construction
 
-# %% ../nbs/51_heads.ipynb #3d82b712
+# %% ../nbs/51_heads.ipynb #f5991298
 @torch.no_grad()
 def prepare(
     head: UncertaintyHead,  # changed in place
@@ -75,13 +74,9 @@ def prepare(
     spread = x.std(0)
     floor = 0.1 * spread.square().mean().sqrt()
     head.scale.copy_(spread.clamp_min(float(floor)) if floor > 0 else torch.ones_like(spread))
-    last = head.net[-1]
-    assert isinstance(last, nn.Linear)
-    factor = kappa / head.tensors(x)[1].median().clamp_min(1e-6)
-    last.weight.mul_(factor)
-    last.bias.mul_(factor)
+    set_median_kappa(head, x, kappa)
 
-# %% ../nbs/51_heads.ipynb #59925df5
+# %% ../nbs/51_heads.ipynb #50f544e5
 class FeaturePairs:
     """Draws anchors, positives and negatives from cached features: the `draw` of `pcl.training.fit`."""
 
@@ -155,7 +150,7 @@ class FeaturePairs:
             x_neg = self.features[k, torch.randint(self.n_views, (n, n_neg), generator=generator)].float()
         return self.features[i, view].float(), self.features[j, other].float(), x_neg
 
-# %% ../nbs/51_heads.ipynb #301e405b
+# %% ../nbs/51_heads.ipynb #a7a38792
 def _checked_features(features: Tensor) -> Tensor:  # (n, views, features)
     """The features with an axis for views, or an error that names what is wrong with them."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
@@ -190,7 +185,7 @@ def _kind_of_targets(targets: Tensor | None, n: int, n_views: int) -> str:
         raise ValueError("targets: soft labels must be 0 or more, with a positive sum in every row")
     return "labels" if whole else "soft labels"
 
-# %% ../nbs/51_heads.ipynb #bd931313
+# %% ../nbs/51_heads.ipynb #0550bd66
 RECIPE = Config(steps=1000, batch_size=256, lr_mu=1e-3, lr_kappa=1e-3, kappa_from=0.0)
 
 
@@ -236,7 +231,7 @@ def _fingerprint(draw: FeaturePairs, dim: int, hidden: int, loss: nn.Module) -> 
             digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
-# %% ../nbs/51_heads.ipynb #f284c054
+# %% ../nbs/51_heads.ipynb #ee6f8e6a
 FORMAT = "pcl.head 1"  # changes when the meaning of the files does
 INSTALL = "pip install 'probabilistic-contrastive-learning[heads]'"
 
@@ -283,7 +278,7 @@ def save_head(
     write_whole(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
     return path.with_suffix(".json")
 
-# %% ../nbs/51_heads.ipynb #e06fe716
+# %% ../nbs/51_heads.ipynb #c3823fb4
 _SHAPE = ("format", "sha256", "features", "hidden", "dim", "calibration")  # what the files themselves decide
 
 
@@ -335,7 +330,7 @@ def load_head(
     head.card = {name: value for name, value in card.items() if name not in _SHAPE}
     return head.eval()
 
-# %% ../nbs/51_heads.ipynb #fa2a2723
+# %% ../nbs/51_heads.ipynb #0244a6fa
 class _Tensors(nn.Module):
     """A head that returns tensors instead of a distribution."""
 
