@@ -6,7 +6,7 @@
 __all__ = ['SUFFIXES', 'DEFAULT_MODEL', 'Listing', 'find_images', 'TimmBackbone', 'timm_backbone', 'FolderImages', 'Embedded',
            'load_features', 'embed', 'make_loss', 'train_from', 'rank', 'write_table', 'plot_map', 'train_head_file']
 
-# %% ../nbs/53_your_own_data.ipynb #a0d77445
+# %% ../nbs/53_your_own_data.ipynb #a03e1e94
 import csv
 import difflib
 import io
@@ -31,7 +31,7 @@ from .vmf import VonMisesFisher
 if TYPE_CHECKING:  # at run time matplotlib comes in only when a map is drawn
     from matplotlib.axes import Axes
 
-# %% ../nbs/53_your_own_data.ipynb #1135bb5d
+# %% ../nbs/53_your_own_data.ipynb #21224987
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
@@ -64,7 +64,7 @@ def find_images(
     classes = sorted({part[0] for part in parts})
     return Listing(folder, paths, torch.tensor([classes.index(part[0]) for part in parts]), classes)
 
-# %% ../nbs/53_your_own_data.ipynb #d414b24b
+# %% ../nbs/53_your_own_data.ipynb #49fcd55a
 DEFAULT_MODEL = "tf_efficientnet_lite0"
 
 
@@ -132,7 +132,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return load(path.read_bytes())
     return torch.load(path, map_location="cpu", weights_only=True)
 
-# %% ../nbs/53_your_own_data.ipynb #225e79d8
+# %% ../nbs/53_your_own_data.ipynb #e13da586
 class FolderImages:
     """Decodes the images of a folder on demand; those it cannot read become zeros, and are noted in a file."""
 
@@ -182,7 +182,7 @@ class FolderImages:
                 random.setstate(states[0])
                 np.random.set_state(states[1])  # noqa: NPY002
 
-# %% ../nbs/53_your_own_data.ipynb #b11e44af
+# %% ../nbs/53_your_own_data.ipynb #69182972
 @dataclass
 class Embedded:
     """Features of the readable images of a folder."""
@@ -230,7 +230,7 @@ def load_features(
     text = json.loads(bytes(tensors["text"].tolist()))
     return Embedded(tensors["features"], text["paths"], tensors.get("labels"), text["classes"], about["backbone"], text["broken"])
 
-# %% ../nbs/53_your_own_data.ipynb #f3b9ce4b
+# %% ../nbs/53_your_own_data.ipynb #5669c269
 def embed(
     folder: str | Path,  # of images
     out: str | Path,  # ends in .safetensors
@@ -295,7 +295,7 @@ def _read_notes(log: Path) -> dict[str, str]:
             continue
     return notes
 
-# %% ../nbs/53_your_own_data.ipynb #41ecca39
+# %% ../nbs/53_your_own_data.ipynb #2043494f
 def make_loss(
     name: str,  # "exact", or "mc" for MCInfoNCE
     kappa_pos: float = 20.0,
@@ -367,7 +367,7 @@ def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float
         "held_out_nats": float(pair_nats(head(x), head(x_pos), kappa_pos).mean()),
     }  # fmt: skip
 
-# %% ../nbs/53_your_own_data.ipynb #4fe12664
+# %% ../nbs/53_your_own_data.ipynb #ac776629
 def rank(
     data: Embedded,
     head: UncertaintyHead,
@@ -415,7 +415,7 @@ def write_table(
     write_whole(path, lines.getvalue().encode())
     return path
 
-# %% ../nbs/53_your_own_data.ipynb #286ca35c
+# %% ../nbs/53_your_own_data.ipynb #02a616e1
 def plot_map(
     ax: "Axes",
     q: VonMisesFisher,  # posteriors of the images, (n,)
@@ -438,7 +438,7 @@ def plot_map(
     colours[:, 3] = 0.9 - 0.75 * doubt
     order = doubt.argsort(descending=True)  # the certain ones on top
     x, y = coordinates[order].T
-    ax.scatter(x, y, s=(8 + 160 * doubt[order]).numpy(), c=colours[order].numpy(), linewidths=0)
+    ax.scatter(x, y, s=(6 + 120 * doubt[order]).numpy(), c=colours[order].numpy(), linewidths=0)
     for kind, name in enumerate(classes or []):
         if (kinds == kind).any():
             x0, y0 = coordinates[kinds == kind].median(0).values.tolist()
@@ -446,7 +446,7 @@ def plot_map(
     ax.set(xlabel="first principal axis of μ", ylabel="second principal axis of μ", aspect="equal")
     return coordinates
 
-# %% ../nbs/53_your_own_data.ipynb #4f8294a7
+# %% ../nbs/53_your_own_data.ipynb #678c721a
 def train_head_file(
     features: str | Path,  # from `embed`
     out: str | Path,  # of the head, ends in .safetensors

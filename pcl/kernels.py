@@ -6,7 +6,7 @@
 __all__ = ['DIRAC', 'MAX_TERMS', 'log_expected_likelihood', 'log_bhattacharyya', 'kl', 'cosine_similarity', 'squared_distance',
            'log_marginal', 'NonIsotropicVMF']
 
-# %% ../nbs/03_kernels.ipynb #aa6658a2
+# %% ../nbs/03_kernels.ipynb #4ecf9a3a
 import math
 from functools import lru_cache
 from typing import Any
@@ -21,7 +21,7 @@ from torch.distributions import Distribution, constraints
 from .bessel import log_peak, log_sphere_area, mean_gap
 from .vmf import VonMisesFisher, _check_value, unit_vector
 
-# %% ../nbs/03_kernels.ipynb #bafb31a9
+# %% ../nbs/03_kernels.ipynb #08b27ae0
 def _meet(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -59,7 +59,7 @@ def _resultant(
 
 
 
-# %% ../nbs/03_kernels.ipynb #7f740966
+# %% ../nbs/03_kernels.ipynb #3c52b902
 def log_expected_likelihood(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -89,7 +89,7 @@ def log_bhattacharyya(
     value = (log_peak(p.dim, k1) + log_peak(p.dim, k2) - excess) / 2 - log_peak(p.dim, length / 2)
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #6af96d5f
+# %% ../nbs/03_kernels.ipynb #39d7f1b9
 def kl(
     p: VonMisesFisher,
     q: VonMisesFisher,
@@ -125,12 +125,12 @@ def squared_distance(
     value = (k1 - k2) ** 2 + 2 * k1 * k2 * gap
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, math.inf), value).to(p.loc.dtype)
 
-# %% ../nbs/03_kernels.ipynb #2cc7d930
+# %% ../nbs/03_kernels.ipynb #70b20e12
 DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
 _EPS = 2.0**-52
 _TOP_ORDER = 64
 
-# %% ../nbs/03_kernels.ipynb #1cc948de
+# %% ../nbs/03_kernels.ipynb #6a57b464
 @lru_cache(maxsize=256)
 def _debye_polynomials(
     order: float,
@@ -158,7 +158,7 @@ def _horner(
         value = value.mul_(p).add_(c)
     return value
 
-# %% ../nbs/03_kernels.ipynb #e104cc14
+# %% ../nbs/03_kernels.ipynb #4e480f45
 def _bessel_top(
     order: float,  # at least _TOP_ORDER
     kappa: Tensor,  # float64, finite
@@ -193,7 +193,7 @@ def _bessel_down(
     r = kappa / inverse
     return inverse, (twice - kappa * q).div_(inverse), twice / (inverse * inverse) - r * r * dr
 
-# %% ../nbs/03_kernels.ipynb #fe3abe72
+# %% ../nbs/03_kernels.ipynb #e5c42bc3
 def _coefficients(
     kappa: Tensor,  # float64, any shape
     dim: int,
@@ -225,7 +225,7 @@ def _harmonic_growth(
         return float(dim)
     return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
 
-# %% ../nbs/03_kernels.ipynb #1660f833
+# %% ../nbs/03_kernels.ipynb #41a7a327
 MAX_TERMS = 512
 
 
@@ -249,7 +249,7 @@ def _n_terms(
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
-# %% ../nbs/03_kernels.ipynb #3f92a2ae
+# %% ../nbs/03_kernels.ipynb #92facfad
 def _clenshaw_scales(
     dim: int,
     n_terms: int,
@@ -283,7 +283,7 @@ def _clenshaw(
     found = list(ahead.div_(inverse_scale[0]).unbind())
     return [found[0], found[-1], *found[1:-1]] if slope else found
 
-# %% ../nbs/03_kernels.ipynb #47c42383
+# %% ../nbs/03_kernels.ipynb #69077375
 def _bins(
     kappa: Tensor,  # float64
     n_bins: int = 16,
@@ -328,7 +328,7 @@ def _magnitude(
     index = cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
     return table[index]
 
-# %% ../nbs/03_kernels.ipynb #7c58c848
+# %% ../nbs/03_kernels.ipynb #316987f6
 _CELLS = 64  # table cells per unit of asinh(kappa / c)
 
 
@@ -371,7 +371,7 @@ def _scaled_normalizer(
     slope = c1 + x * (2 * c2 + x * (3 * c3 + x * (4 * c4 + x * (5 * c5))))
     return value, slope.mul_(_CELLS).div_(dk)
 
-# %% ../nbs/03_kernels.ipynb #20a92fc8
+# %% ../nbs/03_kernels.ipynb #edfacf85
 def _saddle(
     t: Tensor,  # float64 (n,)
     x: Tensor,  # the smallest concentration; y and z are the other two
@@ -402,7 +402,7 @@ def _saddle(
             break
     return v, torch.rsqrt(curvature.clamp(min=1e-12))
 
-# %% ../nbs/03_kernels.ipynb #5127a777
+# %% ../nbs/03_kernels.ipynb #5f2dc7ca
 def _pull(
     kappa: Tensor,  # the concentration differentiated
     other: Tensor,
@@ -446,7 +446,7 @@ def _log_integrand(
     in_x = -away - q_w * sin_phi * sin
     return log_f, [in_t, in_x, _pull(y, z, s, sin2, resultant, q_r), _pull(z, y, s, sin2, resultant, q_r)]
 
-# %% ../nbs/03_kernels.ipynb #4648b63e
+# %% ../nbs/03_kernels.ipynb #1c63c8bd
 def _trapezium(
     u: Tensor,  # (m,) nodes
     step: float,
@@ -500,7 +500,7 @@ def _integral(
         return value, torch.cat([in_t, torch.empty_like(inner).scatter_(0, order, inner)])
     return value, mean[1:]
 
-# %% ../nbs/03_kernels.ipynb #dc5ed4c2
+# %% ../nbs/03_kernels.ipynb #14319c2b
 def _with_point_mass(
     t: Tensor,  # float64 (n,)
     kappas: Tensor,  # float64 (3, n), the largest of each three a point mass
@@ -525,7 +525,7 @@ def _with_point_mass(
     in_t = torch.where(all_points, 0.0, in_t)
     return value, torch.cat([in_t[None], torch.empty_like(inner).scatter_(0, order, inner)])
 
-# %% ../nbs/03_kernels.ipynb #ab1cd957
+# %% ../nbs/03_kernels.ipynb #a134af4f
 _TILE = 65536  # pairs per sweep: enough for two threads, and the running sums stay in the cache
 _BATCH = 4096  # pairs per integral
 
@@ -589,7 +589,7 @@ def _families(
     left, right = (torch.stack(factors, dim=1) for factors in zip(*pairs, strict=True))
     return left, right
 
-# %% ../nbs/03_kernels.ipynb #af8bde98
+# %% ../nbs/03_kernels.ipynb #0bc39074
 _GRIDS = ((16, 8, 8), (24, 14, 14), (32, 28, 28))  # nodes in t, log kappa1, log kappa2
 
 
@@ -612,7 +612,7 @@ def _interpolant(
     sizes: tuple[int, int, int],
     tolerance: float,
 ) -> Tensor | None:  # Chebyshev coefficients, or None if they have not died down
-    "log S h over a box, from the integral at the nodes of a small Chebyshev grid."
+    "log S h over a box, from its values at the nodes of a small Chebyshev grid."
     axes, transforms = [], []
     for n, (low, high) in zip(sizes, box, strict=True):
         x = torch.cos(math.pi * (torch.arange(n, dtype=box.dtype, device=box.device) + 0.5) / n)
@@ -620,18 +620,18 @@ def _interpolant(
         transform = _chebyshev(x, n)[0] * (2 / n)
         transform[0] /= 2
         transforms.append(transform)
-    t, log1, log2 = (x.flatten() for x in torch.meshgrid(*axes, indexing="ij"))
-    kappas = torch.stack([torch.full_like(t, kappa_pos), log1.exp(), log2.exp()])
-    chunks = zip(t.split(_BATCH), kappas.split(_BATCH, 1), strict=True)
+    t, k1 = (x.reshape(-1, 1) for x in torch.meshgrid(axes[0], axes[1].exp(), indexing="ij"))
+    kappas = [box.new_full((1, 1), kappa_pos), k1, axes[2].exp()[None]]
     # the nodes are exact to more digits than the pairs, or their noise would hide the decay of the coefficients
-    values = torch.cat([_integral(part, k, dim, 1e-10, False)[0] for part, k in chunks]).reshape(sizes)
-    c = values
+    values, doubtful = _first_sums(t.expand(-1, sizes[2]).contiguous(), kappas, dim, 1e-10, [False] * 4)
+    _replace(values, doubtful.flatten().nonzero().squeeze(1), t.expand(-1, sizes[2]), kappas, dim, 1e-10, [False] * 4)
+    c = values[0].reshape(sizes)
     for transform in transforms:  # one axis at a time; each goes to the back, so after three they are in order again
         c = torch.tensordot(c, transform, ([0], [1]))
     last = max(float(x.abs().sum()) for x in (c[-2:], c[:, -2:], c[:, :, -2:]))
     return c if last < tolerance / 4 else None
 
-# %% ../nbs/03_kernels.ipynb #df6c792a
+# %% ../nbs/03_kernels.ipynb #064b5c90
 def _interpolate(
     t: Tensor,  # (rows, columns)
     kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1), or (rows, 1) with one column
@@ -678,10 +678,10 @@ def _clenshaw_chebyshev(
         derivative = d_ahead if position == 0 else derivative
     return [sums[0], derivative, *sums[1:]] if slope else sums
 
-# %% ../nbs/03_kernels.ipynb #a83fbdd3
+# %% ../nbs/03_kernels.ipynb #425616b6
 _TABLES = ((32, 14, 14), (64, 22, 22))  # nodes in t, log kappa1, log kappa2
-_EDGE = 0.25  # tables begin and end at multiples of this in log kappa
-_WIDEST = 8  # of these steps: a table for a wider range would cost more than it saves
+_EDGE = 0.5  # tables begin and end at multiples of this in log kappa
+_WIDEST = 4  # of these steps: a table for a wider range would cost more than it saves
 
 
 @lru_cache(maxsize=64)
@@ -728,7 +728,25 @@ def _tabulated(
     box, c = (x.to(device=t.device, dtype=dtype) for x in found)
     return _interpolate(t.to(dtype), [k.to(dtype) for k in kappas], box, c, slopes)
 
-# %% ../nbs/03_kernels.ipynb #e92977bc
+# %% ../nbs/03_kernels.ipynb #672a0c68
+def _first_sums(
+    t: Tensor,  # float64 (rows, columns), within [-1, 1]
+    kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
+    dim: int,
+    tolerance: float,
+    slopes: list[bool],  # which derivatives are wanted, in t, kappa_pos, kappa1, kappa2
+) -> tuple[list[Tensor], Tensor]:  # log S h and the wanted derivatives, and which pairs need more than the series
+    "The series for all pairs, and where its own rounding could exceed the tolerance."
+    largest = [float(k.max()) for k in kappas]
+    n_terms = _n_terms(dim, (largest[0], largest[1], largest[2]))
+    if n_terms is None:
+        return [torch.zeros_like(t) for _ in range(1 + sum(slopes))], torch.ones_like(t, dtype=torch.bool)
+    (total, *derivatives), size = _series(t, kappas, dim, n_terms, slopes)
+    points = sum((k >= DIRAC).to(torch.int8) for k in kappas) > 0
+    doubtful = ~(2 * _EPS * size <= tolerance * total) | points
+    return [torch.log(total), *(d.div_(total) for d in derivatives)], doubtful
+
+
 def _log_marginal_and_slopes(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
     kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
@@ -737,16 +755,7 @@ def _log_marginal_and_slopes(
     slopes: list[bool],  # which derivatives are wanted, in t, kappa_pos, kappa1, kappa2
 ) -> list[Tensor]:  # log S h, then the wanted derivatives
     "Series first; where its own rounding could exceed the tolerance, the integral."
-    largest = [float(k.max()) for k in kappas]
-    n_terms = _n_terms(dim, (largest[0], largest[1], largest[2]))
-    points = sum((k >= DIRAC).to(torch.int8) for k in kappas) > 0
-    if n_terms is None:
-        out = [torch.zeros_like(t) for _ in range(1 + sum(slopes))]
-        doubtful = torch.ones_like(t, dtype=torch.bool)
-    else:
-        (total, *derivatives), size = _series(t, kappas, dim, n_terms, slopes)
-        out = [torch.log(total), *(d.div_(total) for d in derivatives)]
-        doubtful = ~(2 * _EPS * size <= tolerance * total) | points
+    out, doubtful = _first_sums(t, kappas, dim, tolerance, slopes)
     doubtful = _interpolate_many(out, doubtful, t, kappas, dim, tolerance, slopes)
     _replace(out, doubtful.flatten().nonzero().squeeze(1), t, kappas, dim, tolerance, slopes)
     return out
@@ -803,7 +812,7 @@ def _replace(
             for target, new in zip(out, wanted, strict=True):
                 target[row[chunk], column[chunk]] = new
 
-# %% ../nbs/03_kernels.ipynb #b9bdcf7b
+# %% ../nbs/03_kernels.ipynb #68bd3ee1
 class _LogMarginal(torch.autograd.Function):
     "log(S h) with its derivatives worked out in the forward pass, one matrix per input that wants one."
 
@@ -830,7 +839,7 @@ class _LogMarginal(torch.autograd.Function):
         grads = [(grad * next(slopes)).sum_to_size(shape) if want else None for want, shape in wanted]
         return (*grads, None, None)
 
-# %% ../nbs/03_kernels.ipynb #1c939ebf
+# %% ../nbs/03_kernels.ipynb #0d8972e6
 def _check_inputs(
     cos: Tensor,
     kappas: dict[str, Tensor | float],
@@ -881,7 +890,7 @@ def log_marginal(
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
     return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
 
-# %% ../nbs/03_kernels.ipynb #64eea45f
+# %% ../nbs/03_kernels.ipynb #342d396a
 class NonIsotropicVMF(Distribution):
     "X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with concentration |K mu|; K is diagonal."
 

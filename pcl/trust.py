@@ -6,7 +6,7 @@
 __all__ = ['pair_nats', 'Candidate', 'Selection', 'choose', 'Degree', 'harmonic_tests', 'Uniformity', 'uniformity', 'Reliability',
            'match_reliability', 'pair_coverage', 'Recalibration', 'recalibrate']
 
-# %% ../nbs/52_trust.ipynb #ead0204d
+# %% ../nbs/52_trust.ipynb #fd2f1d22
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from .kernels import log_marginal
 from .losses import ExactInfoNCE
 from .vmf import VonMisesFisher
 
-# %% ../nbs/52_trust.ipynb #d8741931
+# %% ../nbs/52_trust.ipynb #75bd7cb9
 def pair_nats(
     q: VonMisesFisher,  # posteriors of the first images, (n,)
     q_pos: VonMisesFisher,  # of their partners, (n,)
@@ -47,7 +47,7 @@ def _blocks(q: VonMisesFisher, n: int) -> list[VonMisesFisher]:
     starts = range(0, q.batch_shape[0] - n + 1, n)
     return [VonMisesFisher(q.loc[i : i + n], kappa[i : i + n], validate_args=False) for i in starts]
 
-# %% ../nbs/52_trust.ipynb #ce105a79
+# %% ../nbs/52_trust.ipynb #b79f5bfe
 @dataclass(frozen=True)
 class Candidate:
     """One setting of a selection, and what it earned on validation pairs."""
@@ -112,7 +112,7 @@ def _held_out_pairs(sampler: FeaturePairs, n: int, seed: int) -> tuple[Tensor, T
 def _score(head: nn.Module, pair: tuple[Tensor, Tensor], kappa_pos: float) -> Tensor:
     return pair_nats(head(pair[0]), head(pair[1]), kappa_pos)
 
-# %% ../nbs/52_trust.ipynb #658e46b6
+# %% ../nbs/52_trust.ipynb #65c08986
 @dataclass(frozen=True)
 class Degree:
     """How far the posteriors, all together, are from uniform in the harmonics of one degree."""
@@ -148,7 +148,7 @@ def _n_harmonics(dim: int, degree: int) -> int:
     """Dimension of the harmonics of one degree, N_l."""
     return math.comb(degree + dim - 1, dim - 1) - (math.comb(degree + dim - 3, dim - 1) if degree > 1 else 0)
 
-# %% ../nbs/52_trust.ipynb #2d1e12b5
+# %% ../nbs/52_trust.ipynb #f6be5704
 @dataclass(frozen=True)
 class Uniformity:
     """Evidence about the assumption that all posteriors together are uniform."""
@@ -186,7 +186,7 @@ def _z_spread(cosines: Tensor, kappa: Tensor, kappa_pos: float, dim: int) -> tup
     shared = ((halves[0] - halves[0].mean()) * (halves[1] - halves[1].mean())).mean()
     return float(mean), float(shared.clamp_min(0).sqrt() / mean)
 
-# %% ../nbs/52_trust.ipynb #843dadec
+# %% ../nbs/52_trust.ipynb #e9108497
 @dataclass(frozen=True)
 class Reliability:
     """Predicted probabilities and observed frequencies, by bin."""
@@ -222,7 +222,7 @@ def match_reliability(
     weight = predicted * count[used]
     return Reliability(predicted, observed, count[used], float((weight * (predicted - observed).abs()).sum() / weight.sum()))
 
-# %% ../nbs/52_trust.ipynb #98bfef61
+# %% ../nbs/52_trust.ipynb #eb859059
 @torch.no_grad()
 def pair_coverage(
     q: VonMisesFisher,  # posteriors of the first images, (n,)
@@ -244,7 +244,7 @@ def pair_coverage(
     inside = (low + (place - left[:, 0]) * (high - low)) / mass[:, -1]  # probability of being closer than seen
     return (inside[:, None] <= levels.double()).double().mean(0)
 
-# %% ../nbs/52_trust.ipynb #56d5ab76
+# %% ../nbs/52_trust.ipynb #99e587e6
 @dataclass(frozen=True)
 class Recalibration:
     """The increasing map kappa -> a kappa^b."""
