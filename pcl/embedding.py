@@ -6,7 +6,7 @@
 __all__ = ['SUFFIXES', 'DEFAULT_MODEL', 'Listing', 'find_images', 'TimmBackbone', 'timm_backbone', 'FolderImages', 'Embedded',
            'load_features', 'embed', 'make_loss', 'train_from', 'rank', 'write_table', 'plot_map', 'train_head_file']
 
-# %% ../nbs/53_your_own_data.ipynb #a03e1e94
+# %% ../nbs/53_your_own_data.ipynb #6f62ffcc
 import csv
 import difflib
 import io
@@ -31,7 +31,7 @@ from .vmf import VonMisesFisher
 if TYPE_CHECKING:  # at run time matplotlib comes in only when a map is drawn
     from matplotlib.axes import Axes
 
-# %% ../nbs/53_your_own_data.ipynb #21224987
+# %% ../nbs/53_your_own_data.ipynb #6750f435
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
@@ -64,7 +64,7 @@ def find_images(
     classes = sorted({part[0] for part in parts})
     return Listing(folder, paths, torch.tensor([classes.index(part[0]) for part in parts]), classes)
 
-# %% ../nbs/53_your_own_data.ipynb #49fcd55a
+# %% ../nbs/53_your_own_data.ipynb #9e340a81
 DEFAULT_MODEL = "tf_efficientnet_lite0"
 
 
@@ -132,7 +132,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return load(path.read_bytes())
     return torch.load(path, map_location="cpu", weights_only=True)
 
-# %% ../nbs/53_your_own_data.ipynb #e13da586
+# %% ../nbs/53_your_own_data.ipynb #17b911b3
 class FolderImages:
     """Decodes the images of a folder on demand; those it cannot read become zeros, and are noted in a file."""
 
@@ -182,7 +182,7 @@ class FolderImages:
                 random.setstate(states[0])
                 np.random.set_state(states[1])  # noqa: NPY002
 
-# %% ../nbs/53_your_own_data.ipynb #69182972
+# %% ../nbs/53_your_own_data.ipynb #8c4befc7
 @dataclass
 class Embedded:
     """Features of the readable images of a folder."""
@@ -230,7 +230,7 @@ def load_features(
     text = json.loads(bytes(tensors["text"].tolist()))
     return Embedded(tensors["features"], text["paths"], tensors.get("labels"), text["classes"], about["backbone"], text["broken"])
 
-# %% ../nbs/53_your_own_data.ipynb #5669c269
+# %% ../nbs/53_your_own_data.ipynb #6a8de7c6
 def embed(
     folder: str | Path,  # of images
     out: str | Path,  # ends in .safetensors
@@ -295,7 +295,7 @@ def _read_notes(log: Path) -> dict[str, str]:
             continue
     return notes
 
-# %% ../nbs/53_your_own_data.ipynb #2043494f
+# %% ../nbs/53_your_own_data.ipynb #ca94041a
 def make_loss(
     name: str,  # "exact", or "mc" for MCInfoNCE
     kappa_pos: float = 20.0,
@@ -367,7 +367,7 @@ def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float
         "held_out_nats": float(pair_nats(head(x), head(x_pos), kappa_pos).mean()),
     }  # fmt: skip
 
-# %% ../nbs/53_your_own_data.ipynb #ac776629
+# %% ../nbs/53_your_own_data.ipynb #b9ce9a16
 def rank(
     data: Embedded,
     head: UncertaintyHead,
@@ -415,7 +415,7 @@ def write_table(
     write_whole(path, lines.getvalue().encode())
     return path
 
-# %% ../nbs/53_your_own_data.ipynb #02a616e1
+# %% ../nbs/53_your_own_data.ipynb #482f5fd6
 def plot_map(
     ax: "Axes",
     q: VonMisesFisher,  # posteriors of the images, (n,)
@@ -446,7 +446,7 @@ def plot_map(
     ax.set(xlabel="first principal axis of μ", ylabel="second principal axis of μ", aspect="equal")
     return coordinates
 
-# %% ../nbs/53_your_own_data.ipynb #678c721a
+# %% ../nbs/53_your_own_data.ipynb #eee00e0c
 def train_head_file(
     features: str | Path,  # from `embed`
     out: str | Path,  # of the head, ends in .safetensors

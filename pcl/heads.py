@@ -6,7 +6,7 @@
 __all__ = ['RECIPE', 'FORMAT', 'INSTALL', 'UncertaintyHead', 'prepare', 'FeaturePairs', 'train_head', 'HeadError', 'write_whole',
            'save_head', 'read_card', 'load_head', 'export_head']
 
-# %% ../nbs/51_heads.ipynb #214327d8
+# %% ../nbs/51_heads.ipynb #dad8fc33
 import hashlib
 import json
 import os
@@ -24,7 +24,7 @@ from .losses import ExactInfoNCE
 from .training import Config, fit
 from .vmf import VonMisesFisher
 
-# %% ../nbs/51_heads.ipynb #5e7c648a
+# %% ../nbs/51_heads.ipynb #eff58767
 class UncertaintyHead(NormEncoder):
     """Two layers on frozen features whose output's direction is mu and whose length is kappa."""
 
@@ -61,7 +61,7 @@ class UncertaintyHead(NormEncoder):
         mu, kappa = self.tensors(x)
         return VonMisesFisher(mu, kappa, validate_args=False)  # a direction and a length by construction
 
-# %% ../nbs/51_heads.ipynb #0b0e856d
+# %% ../nbs/51_heads.ipynb #8bd816b1
 @torch.no_grad()
 def prepare(
     head: UncertaintyHead,  # changed in place
@@ -76,7 +76,7 @@ def prepare(
     head.scale.copy_(spread.clamp_min(float(floor)) if floor > 0 else torch.ones_like(spread))
     set_median_kappa(head, x, kappa)
 
-# %% ../nbs/51_heads.ipynb #ee48331a
+# %% ../nbs/51_heads.ipynb #fc570f71
 class FeaturePairs:
     """Draws anchors, positives and negatives from cached features: the `draw` of `pcl.training.fit`."""
 
@@ -150,7 +150,7 @@ class FeaturePairs:
             x_neg = self.features[k, torch.randint(self.n_views, (n, n_neg), generator=generator)].float()
         return self.features[i, view].float(), self.features[j, other].float(), x_neg
 
-# %% ../nbs/51_heads.ipynb #548128dc
+# %% ../nbs/51_heads.ipynb #46c0ef3d
 def _checked_features(features: Tensor) -> Tensor:  # (n, views, features)
     """The features with an axis for views, or an error that names what is wrong with them."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
@@ -185,7 +185,7 @@ def _kind_of_targets(targets: Tensor | None, n: int, n_views: int) -> str:
         raise ValueError("targets: soft labels must be 0 or more, with a positive sum in every row")
     return "labels" if whole else "soft labels"
 
-# %% ../nbs/51_heads.ipynb #a11e9518
+# %% ../nbs/51_heads.ipynb #922df433
 RECIPE = Config(steps=1000, batch_size=256, lr_mu=1e-3, lr_kappa=1e-3, kappa_from=0.0)
 
 
@@ -231,7 +231,7 @@ def _fingerprint(draw: FeaturePairs, dim: int, hidden: int, loss: nn.Module) -> 
             digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
-# %% ../nbs/51_heads.ipynb #4d470d42
+# %% ../nbs/51_heads.ipynb #38367d5a
 FORMAT = "pcl.head 1"  # changes when the meaning of the files does
 INSTALL = "pip install 'probabilistic-contrastive-learning[heads]'"
 
@@ -278,7 +278,7 @@ def save_head(
     write_whole(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
     return path.with_suffix(".json")
 
-# %% ../nbs/51_heads.ipynb #949a8ae0
+# %% ../nbs/51_heads.ipynb #a4d63871
 _SHAPE = ("format", "sha256", "features", "hidden", "dim", "calibration")  # what the files themselves decide
 
 
@@ -330,7 +330,7 @@ def load_head(
     head.card = {name: value for name, value in card.items() if name not in _SHAPE}
     return head.eval()
 
-# %% ../nbs/51_heads.ipynb #f99fd1ad
+# %% ../nbs/51_heads.ipynb #86e932d8
 class _Tensors(nn.Module):
     """A head that returns tensors instead of a distribution."""
 

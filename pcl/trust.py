@@ -6,7 +6,7 @@
 __all__ = ['pair_nats', 'Candidate', 'Selection', 'choose', 'Degree', 'harmonic_tests', 'Uniformity', 'uniformity', 'Reliability',
            'match_reliability', 'pair_coverage', 'Recalibration', 'recalibrate']
 
-# %% ../nbs/52_trust.ipynb #fd2f1d22
+# %% ../nbs/52_trust.ipynb #f50ccd59
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import minimize
-from scipy.stats import chi2
+from scipy.special import chdtrc
 from torch import Tensor, nn
 
 from .bessel import bessel_ratio
@@ -24,7 +24,7 @@ from .kernels import log_marginal
 from .losses import ExactInfoNCE
 from .vmf import VonMisesFisher
 
-# %% ../nbs/52_trust.ipynb #75bd7cb9
+# %% ../nbs/52_trust.ipynb #29479a6e
 def pair_nats(
     q: VonMisesFisher,  # posteriors of the first images, (n,)
     q_pos: VonMisesFisher,  # of their partners, (n,)
@@ -47,7 +47,7 @@ def _blocks(q: VonMisesFisher, n: int) -> list[VonMisesFisher]:
     starts = range(0, q.batch_shape[0] - n + 1, n)
     return [VonMisesFisher(q.loc[i : i + n], kappa[i : i + n], validate_args=False) for i in starts]
 
-# %% ../nbs/52_trust.ipynb #b79f5bfe
+# %% ../nbs/52_trust.ipynb #d59b81e9
 @dataclass(frozen=True)
 class Candidate:
     """One setting of a selection, and what it earned on validation pairs."""
@@ -112,7 +112,7 @@ def _held_out_pairs(sampler: FeaturePairs, n: int, seed: int) -> tuple[Tensor, T
 def _score(head: nn.Module, pair: tuple[Tensor, Tensor], kappa_pos: float) -> Tensor:
     return pair_nats(head(pair[0]), head(pair[1]), kappa_pos)
 
-# %% ../nbs/52_trust.ipynb #65c08986
+# %% ../nbs/52_trust.ipynb #fcd8088f
 @dataclass(frozen=True)
 class Degree:
     """How far the posteriors, all together, are from uniform in the harmonics of one degree."""
@@ -139,7 +139,7 @@ def harmonic_tests(
         weight = weight * bessel_ratio(dim / 2 - 2 + degree, kappa)  # a_l(kappa)
         size, own, total = _n_harmonics(dim, degree), float(weight @ weight), float(weight @ here @ weight)
         energy = size * (total - own) / (n * (n - 1))
-        degrees.append(Degree(degree, size * total / own, size, float(chi2.sf(size * total / own, size)), energy))
+        degrees.append(Degree(degree, size * total / own, size, float(chdtrc(size, size * total / own)), energy))
         before, here = here, ((2 * degree + dim - 2) * cosines * here - degree * before) / (degree + dim - 2)
     return degrees
 
@@ -148,7 +148,7 @@ def _n_harmonics(dim: int, degree: int) -> int:
     """Dimension of the harmonics of one degree, N_l."""
     return math.comb(degree + dim - 1, dim - 1) - (math.comb(degree + dim - 3, dim - 1) if degree > 1 else 0)
 
-# %% ../nbs/52_trust.ipynb #f6be5704
+# %% ../nbs/52_trust.ipynb #22175e30
 @dataclass(frozen=True)
 class Uniformity:
     """Evidence about the assumption that all posteriors together are uniform."""
@@ -186,7 +186,7 @@ def _z_spread(cosines: Tensor, kappa: Tensor, kappa_pos: float, dim: int) -> tup
     shared = ((halves[0] - halves[0].mean()) * (halves[1] - halves[1].mean())).mean()
     return float(mean), float(shared.clamp_min(0).sqrt() / mean)
 
-# %% ../nbs/52_trust.ipynb #e9108497
+# %% ../nbs/52_trust.ipynb #892132f6
 @dataclass(frozen=True)
 class Reliability:
     """Predicted probabilities and observed frequencies, by bin."""
@@ -222,7 +222,7 @@ def match_reliability(
     weight = predicted * count[used]
     return Reliability(predicted, observed, count[used], float((weight * (predicted - observed).abs()).sum() / weight.sum()))
 
-# %% ../nbs/52_trust.ipynb #eb859059
+# %% ../nbs/52_trust.ipynb #32d3ed7a
 @torch.no_grad()
 def pair_coverage(
     q: VonMisesFisher,  # posteriors of the first images, (n,)
@@ -244,7 +244,7 @@ def pair_coverage(
     inside = (low + (place - left[:, 0]) * (high - low)) / mass[:, -1]  # probability of being closer than seen
     return (inside[:, None] <= levels.double()).double().mean(0)
 
-# %% ../nbs/52_trust.ipynb #99e587e6
+# %% ../nbs/52_trust.ipynb #8116441f
 @dataclass(frozen=True)
 class Recalibration:
     """The increasing map kappa -> a kappa^b."""
