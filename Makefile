@@ -41,7 +41,7 @@ book: $(READY)
 	@echo "The book is at $(CURDIR)/$(BOOK)"
 
 lint: $(READY)
-	$(BIN)/python -m ruff check pcl tests benchmarks book
+	$(BIN)/python -m ruff check pcl tests benchmarks book examples
 	$(BIN)/python -m mypy
 
 unit: $(READY)

@@ -6,7 +6,7 @@
 __all__ = ['RECIPE', 'FORMAT', 'INSTALL', 'UncertaintyHead', 'prepare', 'FeaturePairs', 'train_head', 'HeadError', 'write_whole',
            'save_head', 'read_card', 'load_head', 'export_head']
 
-# %% ../nbs/51_heads.ipynb #dad8fc33
+# %% ../nbs/51_heads.ipynb #d096a50a
 import hashlib
 import json
 import os
@@ -24,7 +24,7 @@ from .losses import ExactInfoNCE
 from .training import Config, fit
 from .vmf import VonMisesFisher
 
-# %% ../nbs/51_heads.ipynb #eff58767
+# %% ../nbs/51_heads.ipynb #ccbf61d6
 class UncertaintyHead(NormEncoder):
     """Two layers on frozen features whose output's direction is mu and whose length is kappa."""
 
@@ -61,7 +61,7 @@ class UncertaintyHead(NormEncoder):
         mu, kappa = self.tensors(x)
         return VonMisesFisher(mu, kappa, validate_args=False)  # a direction and a length by construction
 
-# %% ../nbs/51_heads.ipynb #8bd816b1
+# %% ../nbs/51_heads.ipynb #17b45844
 @torch.no_grad()
 def prepare(
     head: UncertaintyHead,  # changed in place
@@ -76,7 +76,7 @@ def prepare(
     head.scale.copy_(spread.clamp_min(float(floor)) if floor > 0 else torch.ones_like(spread))
     set_median_kappa(head, x, kappa)
 
-# %% ../nbs/51_heads.ipynb #fc570f71
+# %% ../nbs/51_heads.ipynb #48d257f8
 class FeaturePairs:
     """Draws anchors, positives and negatives from cached features: the `draw` of `pcl.training.fit`."""
 
@@ -97,17 +97,16 @@ class FeaturePairs:
         """List the images of each class one after the other, with their weights summed up."""
         if self.kind == "labels":
             names, self.classes = torch.unique(targets, return_inverse=True)
-            weights, (self.images, column) = torch.ones(len(targets)), torch.sort(self.classes, stable=True)[::-1]
-            sizes = torch.bincount(self.classes)
-            if self.n_views == 1 and sizes.min() < 2:
-                raise ValueError(f"targets: class {names[sizes.argmin()]} has one image and so no pair; drop it or merge it")
-        else:
-            column, self.images = targets.T.nonzero(as_tuple=True)
-            weights = targets.T[column, self.images]
-        self.heap = weights.double().cumsum(0)
-        last = torch.bincount(column).cumsum(0) - 1  # where each class ends
-        self.ends = torch.where(last >= 0, self.heap[last.clamp_min(0)], 0.0)
-        self.last = last
+            self.images, self.sizes = torch.argsort(self.classes, stable=True), torch.bincount(self.classes)
+            self.places = torch.empty_like(self.images)
+            self.places[self.images] = torch.arange(len(self.images))  # of each image in the list
+            if self.n_views == 1 and self.sizes.min() < 2:
+                raise ValueError(f"targets: class {names[self.sizes.argmin()]} has one image and so no pair; drop or merge it")
+            return
+        column, self.images = targets.T.nonzero(as_tuple=True)
+        self.heap = targets.T[column, self.images].double().cumsum(0)
+        self.last = torch.bincount(column, minlength=targets.shape[1]).cumsum(0) - 1  # where each class ends
+        self.ends = torch.where(self.last >= 0, self.heap[self.last.clamp_min(0)], 0.0)
 
     def indices(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:  # each (n,)
         """Which images make the pairs."""
@@ -118,18 +117,24 @@ class FeaturePairs:
         anchor = torch.randint(len(self.features), (n,), generator=generator)
         if self.kind == "views":
             return anchor, anchor
-        classes = self._draw_classes(anchor, generator)
-        partner = self._draw_members(classes, generator)
-        for _ in range(8 if self.n_views == 1 else 0):  # an image is no partner of itself, unless nothing else is left
-            again = (partner == anchor).nonzero()[:, 0]
-            partner[again] = self._draw_members(classes[again], generator)
-        return anchor, partner
+        return anchor, (self._same_class if self.kind == "labels" else self._similar)(anchor, generator)
 
-    def _draw_classes(self, anchor: Tensor, generator: torch.Generator) -> Tensor:
-        if self.kind == "labels":
-            return self.classes[anchor]
+    def _same_class(self, anchor: Tensor, generator: torch.Generator) -> Tensor:
+        """Another image of the same class; with several views also the image itself."""
+        kinds, skip = self.classes[anchor], int(self.n_views == 1)
+        size, start = self.sizes[kinds], (self.sizes.cumsum(0) - self.sizes)[kinds]
+        ahead = skip + (torch.rand(len(anchor), dtype=torch.float64, generator=generator) * (size - skip)).long()
+        return self.images[start + (self.places[anchor] - start + ahead) % size]
+
+    def _similar(self, anchor: Tensor, generator: torch.Generator) -> Tensor:
+        """An image weighted by its probability of a class drawn from the anchor's soft label."""
         assert self.targets is not None
-        return torch.multinomial(self.targets[anchor].double(), 1, generator=generator)[:, 0]
+        kinds = torch.multinomial(self.targets[anchor].double(), 1, generator=generator)[:, 0]
+        partner = self._draw_members(kinds, generator)
+        for _ in range(8 if self.n_views == 1 else 0):  # an image is no partner of itself, unless hardly any other is left
+            again = (partner == anchor).nonzero()[:, 0]
+            partner[again] = self._draw_members(kinds[again], generator)
+        return partner
 
     def _draw_members(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         high = self.ends[classes]
@@ -150,7 +155,7 @@ class FeaturePairs:
             x_neg = self.features[k, torch.randint(self.n_views, (n, n_neg), generator=generator)].float()
         return self.features[i, view].float(), self.features[j, other].float(), x_neg
 
-# %% ../nbs/51_heads.ipynb #46c0ef3d
+# %% ../nbs/51_heads.ipynb #7e881ce9
 def _checked_features(features: Tensor) -> Tensor:  # (n, views, features)
     """The features with an axis for views, or an error that names what is wrong with them."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
@@ -185,7 +190,7 @@ def _kind_of_targets(targets: Tensor | None, n: int, n_views: int) -> str:
         raise ValueError("targets: soft labels must be 0 or more, with a positive sum in every row")
     return "labels" if whole else "soft labels"
 
-# %% ../nbs/51_heads.ipynb #922df433
+# %% ../nbs/51_heads.ipynb #a30d49bf
 RECIPE = Config(steps=1000, batch_size=256, lr_mu=1e-3, lr_kappa=1e-3, kappa_from=0.0)
 
 
@@ -205,19 +210,20 @@ def train_head(
     """Train an uncertainty head on cached features."""
     draw = FeaturePairs(features, targets)
     loss = ExactInfoNCE(20.0) if loss is None else loss
-    kappa_pos: Any = getattr(loss, "kappa_pos", None)  # learned or given; some losses have none
-    config = replace(RECIPE, label=f"head {_fingerprint(draw, dim, hidden, loss)}", **options)
-    with torch.random.fork_rng([]):
+    with torch.random.fork_rng([]), torch.no_grad():
+        kappa_pos: Any = getattr(loss, "kappa_pos", None)  # learned or given; some losses have none
+        config = replace(RECIPE, label=f"head {_fingerprint(draw, dim, hidden, loss)}", **options)
         torch.manual_seed(config.seed)
         head = UncertaintyHead(draw.features.shape[-1], dim, hidden)
     some = torch.randperm(len(features), generator=torch.Generator().manual_seed(config.seed))[:10_000]
     prepare(head, draw.features[some].flatten(0, 1), 20.0 if kappa_pos is None else float(kappa_pos))
     run = fit(head, loss, draw, config, checkpoint=checkpoint, evaluate=evaluate)
     measured = {name: column[-1] for name, column in run.curve.items() if name != "step"}
+    with torch.no_grad():  # a learned kappa_pos is read as a number
+        said, learned = repr(loss), None if kappa_pos is None else float(loss.kappa_pos)  # type: ignore[arg-type]
     head.card = {
-        "backbone": backbone, "data": data, "images": len(features), "pairs": draw.kind, "loss": repr(loss),
-        "kappa_pos": None if kappa_pos is None else float(loss.kappa_pos),  # type: ignore[arg-type]
-        "training": asdict(config),
+        "backbone": backbone, "data": data, "images": len(features), "pairs": draw.kind, "loss": said,
+        "kappa_pos": learned, "training": asdict(config),
         "metrics": measured | {"seconds": run.seconds},
     }  # fmt: skip
     return head.cpu()
@@ -231,7 +237,7 @@ def _fingerprint(draw: FeaturePairs, dim: int, hidden: int, loss: nn.Module) -> 
             digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
-# %% ../nbs/51_heads.ipynb #38367d5a
+# %% ../nbs/51_heads.ipynb #efa53f2f
 FORMAT = "pcl.head 1"  # changes when the meaning of the files does
 INSTALL = "pip install 'probabilistic-contrastive-learning[heads]'"
 
@@ -278,7 +284,7 @@ def save_head(
     write_whole(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
     return path.with_suffix(".json")
 
-# %% ../nbs/51_heads.ipynb #a4d63871
+# %% ../nbs/51_heads.ipynb #544552a4
 _SHAPE = ("format", "sha256", "features", "hidden", "dim", "calibration")  # what the files themselves decide
 
 
@@ -330,7 +336,7 @@ def load_head(
     head.card = {name: value for name, value in card.items() if name not in _SHAPE}
     return head.eval()
 
-# %% ../nbs/51_heads.ipynb #86e932d8
+# %% ../nbs/51_heads.ipynb #643639e0
 class _Tensors(nn.Module):
     """A head that returns tensors instead of a distribution."""
 
