@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import pcl._torchvision  # noqa: F401  timm may need it
 from pcl import embedding
 from pcl.cli import main
 from pcl.embedding import (
@@ -28,8 +29,6 @@ from pcl.embedding import (
 )
 from pcl.heads import HeadError, UncertaintyHead, load_head
 from pcl.vmf import VonMisesFisher
-
-import pcl._torchvision  # noqa: E402, F401  timm may need it
 
 pytest.importorskip("timm", reason="the extra `images` is not installed")
 warnings.filterwarnings("ignore", message="IProgress not found")
