@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Backend', 'CredibleSets', 'CredibleRetriever', 'coverage', 'keep_certain', 'SafeRetrieval', 'safe_retrieval']
 
-# %% ../nbs/45_retrieval.ipynb #8af912ad
+# %% ../nbs/45_retrieval.ipynb #a7d9464f
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from torch import Tensor
 from .metrics import _class_labels, _embeddings, _gaps, _normalized, _vector, hits_at_k
 from .vmf import VonMisesFisher
 
-# %% ../nbs/45_retrieval.ipynb #8273bc08
+# %% ../nbs/45_retrieval.ipynb #21106255
 @dataclass(frozen=True)
 class CredibleSets:
     """The database items inside each query's credible cap; one entry for each query unless said otherwise."""
@@ -38,10 +38,11 @@ class CredibleSets:
 def _class_spread(query: Tensor, classes: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Number of classes, and their entropy, among the items of each of n queries."""
     kinds, kind = classes.unique(return_inverse=True)
-    table = torch.bincount(query * len(kinds) + kind, minlength=n * len(kinds)).view(n, -1).double()
+    width = max(1, len(kinds))  # there may be no item at all
+    table = torch.bincount(query * width + kind, minlength=n * width).view(n, width).double()
     return (table > 0).sum(1), torch.special.entr(table / table.sum(1, keepdim=True)).sum(1)
 
-# %% ../nbs/45_retrieval.ipynb #5306d25a
+# %% ../nbs/45_retrieval.ipynb #5efe6372
 Backend = Literal["auto", "torch", "faiss"]
 
 
@@ -73,7 +74,7 @@ def _faiss_index(items: Tensor) -> Any:
     index.add(torch.cat([items, torch.ones_like(items[:, :1])], dim=1).numpy())
     return index
 
-# %% ../nbs/45_retrieval.ipynb #ed667359
+# %% ../nbs/45_retrieval.ipynb #9cfd205c
 def _choose_backend(backend: Backend, device: torch.device) -> Literal["torch", "faiss"]:
     """The engine to use, or an error that says what is missing."""
     if backend not in ("auto", "torch", "faiss"):
@@ -109,7 +110,7 @@ def _decide(
     order = order[query[order].argsort(stable=True)]
     return query[order], item[order], gap[order]
 
-# %% ../nbs/45_retrieval.ipynb #fc236daa
+# %% ../nbs/45_retrieval.ipynb #1aa922ab
 class CredibleRetriever:
     """Finds every database item whose mode lies in a query's credible cap: the paper's credible images."""
 
@@ -160,9 +161,14 @@ class CredibleRetriever:
             raise ValueError(f"q must have {wanted}, got {tuple(q.batch_shape)} and D = {q.dim}")
         modes = _embeddings("q.loc", q.loc.reshape(-1, q.dim)).double().to(self.loc.device)
         kappa = q.concentration.detach().reshape(-1).double().to(self.loc.device)
-        return modes, VonMisesFisher(modes, kappa, validate_args=False).credible_cosine(level)
+        if not bool((kappa >= 0).all()):
+            raise ValueError("q.concentration has NaN or negative entries; drop or repair those queries first")
+        threshold = VonMisesFisher(modes, kappa, validate_args=False).credible_cosine(level)
+        if threshold.shape != kappa.shape:
+            raise ValueError(f"level must be one number, or one for each of the {len(kappa)} queries")
+        return modes, threshold
 
-# %% ../nbs/45_retrieval.ipynb #e2860ed5
+# %% ../nbs/45_retrieval.ipynb #7476f9d8
 def coverage(
     q: VonMisesFisher,  # posteriors, batch shape (n,)
     latents: Tensor,  # (n, D), the latents that made the observations
@@ -182,7 +188,7 @@ def coverage(
     mass = 1 - law.cosine_cdf(1 - gaps)  # of the smallest cap that reaches the latent
     return (mass.unsqueeze(1) <= wanted).double().mean(0)
 
-# %% ../nbs/45_retrieval.ipynb #6bb16124
+# %% ../nbs/45_retrieval.ipynb #f189e2b1
 def keep_certain(
     certainty: Tensor | np.ndarray,  # (n,), higher is more certain
     drop: float,  # share of the least certain to drop, in [0, 1)
@@ -204,7 +210,7 @@ def keep_certain(
         raise ValueError(f"dropping {drop:g} of {len(score)} entries leaves none: drop less")
     return keep
 
-# %% ../nbs/45_retrieval.ipynb #415e8825
+# %% ../nbs/45_retrieval.ipynb #6e892c53
 class SafeRetrieval(NamedTuple):
     """Recall@1 before and after refusing what is uncertain."""
 

@@ -78,6 +78,9 @@ def rate_factor(
 ) -> float:
     """What both learning rates are multiplied by at a step."""
     progress = step / config.steps
+    if config.schedule == "one-cycle" and 0 < config.mu_until <= config.kappa_from < 1:  # a cycle for each phase
+        early = progress < config.kappa_from
+        progress = progress / config.kappa_from if early else (progress - config.kappa_from) / (1 - config.kappa_from)
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "step":

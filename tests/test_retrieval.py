@@ -98,6 +98,14 @@ def test_limits_of_kappa_and_level(backend: str) -> None:
         assert each.split()[i].tolist() == retriever.query(VonMisesFisher(database[i], 5.0), float(levels[i])).indices.tolist()
 
 
+@pytest.mark.parametrize("backend", ["torch", "faiss"])
+def test_a_clear_query_far_from_everything_finds_nothing(backend: str) -> None:
+    retriever = CredibleRetriever(sphere(20, 3), torch.arange(20), backend)
+    sets = retriever.query(VonMisesFisher(-sphere(20, 3)[:2], 1e9))
+    assert sets.count.tolist() == [0, 0] and sets.n_classes.tolist() == [0, 0] and bool(sets.entropy.isnan().all())
+    assert [len(found) for found in sets.split()] == [0, 0]
+
+
 def test_sets_grow_with_level_and_ambiguity() -> None:
     retriever, loc = CredibleRetriever(sphere(2000, 6)), sphere(1, 6, 4)[0]
     by_level = [set(retriever.query(VonMisesFisher(loc, 20.0), p).indices.tolist()) for p in (0.1, 0.5, 0.9, 0.99)]
@@ -187,6 +195,7 @@ def test_safe_retrieval_joins_the_other_metrics() -> None:
 
 x = sphere(4, 3)
 one = VonMisesFisher(x[0], 1.0)
+nothing = VonMisesFisher(x[0], float("nan"), validate_args=False)
 y = torch.arange(4)
 
 
@@ -202,6 +211,8 @@ y = torch.arange(4)
         (lambda: CredibleRetriever(x).query(VonMisesFisher(sphere(2, 4), 1.0)), ValueError, "D = 3"),
         (lambda: CredibleRetriever(x).query(one.expand((2, 2))), ValueError, "batch shape"),
         (lambda: CredibleRetriever(x).query(one, 1.5), ValueError, "level"),
+        (lambda: CredibleRetriever(x).query(one, torch.full((3,), 0.5)), ValueError, "one for each of the 1"),
+        (lambda: CredibleRetriever(x).query(nothing), ValueError, "q.concentration has NaN"),
         (lambda: CredibleRetriever(x).query(one, float("nan")), ValueError, "level"),
         (lambda: coverage(one, x[0], [0.5]), ValueError, "batch shape"),
         (lambda: coverage(VonMisesFisher(x, 1.0), x, [1.5]), ValueError, "levels"),

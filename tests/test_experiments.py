@@ -1,0 +1,123 @@
+"""Experiments: every row in smoke form, the paper's presets, checkpoints, locks, and several jobs at a time."""
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from pcl import experiments
+from pcl.experiments import (
+    EXPERIMENTS,
+    Job,
+    UsageError,
+    checkpoint_file,
+    jobs,
+    open_executor,
+    record_job,
+    run,
+    run_apart,
+    run_job,
+    sole_run,
+)
+from pcl.ledger import read
+
+TRAINED = [name for name, e in EXPERIMENTS.items() if "world" in next(iter(e.rows.values()))]
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("PCL_RESULTS", str(tmp_path / "results"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_row_runs_in_smoke_form(name):
+    for row in EXPERIMENTS[name].rows:
+        record = run_job(Job(name, row, "smoke", 1))
+        assert record.metrics and not math.isinf(sum(record.metrics.values())), row
+        assert record.seconds < 60
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_papers_preset_still_runs(name):
+    for row in list(EXPERIMENTS[name].rows)[:3]:
+        config = Job(name, row, "paper", 1).config()
+        assert config["width"] is None or "width" in EXPERIMENTS[name].rows[row]
+        few = {"steps": 2, "batch_size": 16, "n_samples": 4, "n_eval": 64, "n_paired": 32, "smoothing_steps": 20}
+        few["dim"] = min(config["dim"], 16)
+        if name != "table7":  # twelve cells each
+            assert EXPERIMENTS[name].measure({**config, **few}, 1, None).metrics
+
+
+def test_the_papers_own_numbers_stand_in_its_preset():
+    config = Job("table1", "ambiguous", "paper", 1).config()
+    wanted = {"steps": 100_000, "batch_size": 512, "n_samples": 512, "n_neg": 32, "n_neg_frozen": 0}
+    assert {**wanted, "kappa_from": 0.5, "mu_until": 0.5}.items() <= config.items()
+    assert [Job("figure3", f"k{k}", "paper", 1).config()["n_samples"] for k in (1, 64)] == [1, 64]
+    assert Job("figure2", "d2", "paper", 1).config()["steps"] == 8192
+
+
+def _record_and_die(job, at):
+    real, calls = experiments.compare, []
+
+    def compare(*args):
+        calls.append(1)
+        if len(calls) == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args)
+
+    experiments.compare = compare
+    record_job(job)
+
+
+def test_a_killed_job_resumes_to_the_same_numbers(monkeypatch):
+    long = {**EXPERIMENTS["table3"].presets["smoke"], "steps": 1200, "n_points": 12, "batch_size": 8, "width": 8}
+    monkeypatch.setitem(EXPERIMENTS["table3"].presets, "smoke", long)
+    job = Job("table3", "infonce", "smoke", 1)
+    process = multiprocessing.get_context("fork").Process(target=_record_and_die, args=(job, 8))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL and checkpoint_file(job).exists()
+    assert torch.load(checkpoint_file(job), weights_only=True)["run"]["step"] == 500
+    resumed = record_job(job)
+    assert not checkpoint_file(job).exists()
+    assert resumed.metrics == run_job(job).metrics
+    assert [r.key for r in read().records if r.preset == "smoke"] == [job.key]
+
+
+def test_two_processes_do_not_run_the_same_job():
+    job = Job("table1", "ambiguous", "smoke", 1)
+    with sole_run(checkpoint_file(job)), pytest.raises(RuntimeError, match="another process"):
+        record_job(job)
+    assert record_job(job).metrics  # and the lock is free again
+
+
+def test_several_jobs_at_a_time_give_the_records_of_one_after_the_other():
+    todo = jobs("table1", "ambiguous", "smoke", (1, 2, 3))
+    first = dict(run(todo[:1]))
+    start = time.time()
+    apart = dict(run_apart(todo, 2))
+    assert apart[todo[0]] is None and first[todo[0]] is not None  # recorded before, so not run again
+    for job in todo[1:]:
+        assert apart[job].metrics == run_job(job).metrics
+    assert {r.key for r in read().records if r.preset == "smoke"} == {job.key for job in todo}
+    assert time.time() - start < 120
+
+
+def test_a_failing_job_is_named_and_stops_no_other():
+    todo = jobs("table1", "ambiguous", "smoke", (1, 2))
+    with sole_run(checkpoint_file(todo[0])), pytest.raises(RuntimeError, match=r"(?s)ambiguous seed 1: .*another process"):
+        list(run_apart(todo, 2))
+    assert [r.seed for r in read().records if r.preset == "smoke"] == [2]
+
+
+def test_executors_that_cannot_be_had_are_named(monkeypatch):
+    with pytest.raises(UsageError, match="did you mean 'local'"):
+        open_executor("locall", 1, 1.0)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="--executor local"):
+        open_executor("slurm", 1, 1.0)
