@@ -6,7 +6,7 @@
 __all__ = ['SUFFIXES', 'DEFAULT_MODEL', 'Listing', 'find_images', 'TimmBackbone', 'timm_backbone', 'FolderImages', 'Embedded',
            'load_features', 'embed', 'make_loss', 'train_from', 'rank', 'write_table', 'plot_map', 'train_head_file']
 
-# %% ../nbs/53_your_own_data.ipynb #6f62ffcc
+# %% ../nbs/53_your_own_data.ipynb #29f58b78
 import csv
 import difflib
 import io
@@ -31,7 +31,7 @@ from .vmf import VonMisesFisher
 if TYPE_CHECKING:  # at run time matplotlib comes in only when a map is drawn
     from matplotlib.axes import Axes
 
-# %% ../nbs/53_your_own_data.ipynb #6750f435
+# %% ../nbs/53_your_own_data.ipynb #254bc27c
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
@@ -64,7 +64,7 @@ def find_images(
     classes = sorted({part[0] for part in parts})
     return Listing(folder, paths, torch.tensor([classes.index(part[0]) for part in parts]), classes)
 
-# %% ../nbs/53_your_own_data.ipynb #9e340a81
+# %% ../nbs/53_your_own_data.ipynb #b1221f27
 DEFAULT_MODEL = "tf_efficientnet_lite0"
 
 
@@ -132,7 +132,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return load(path.read_bytes())
     return torch.load(path, map_location="cpu", weights_only=True)
 
-# %% ../nbs/53_your_own_data.ipynb #17b911b3
+# %% ../nbs/53_your_own_data.ipynb #4258e3c5
 class FolderImages:
     """Decodes the images of a folder on demand; those it cannot read become zeros, and are noted in a file."""
 
@@ -182,7 +182,7 @@ class FolderImages:
                 random.setstate(states[0])
                 np.random.set_state(states[1])  # noqa: NPY002
 
-# %% ../nbs/53_your_own_data.ipynb #8c4befc7
+# %% ../nbs/53_your_own_data.ipynb #a8fbb497
 @dataclass
 class Embedded:
     """Features of the readable images of a folder."""
@@ -230,7 +230,7 @@ def load_features(
     text = json.loads(bytes(tensors["text"].tolist()))
     return Embedded(tensors["features"], text["paths"], tensors.get("labels"), text["classes"], about["backbone"], text["broken"])
 
-# %% ../nbs/53_your_own_data.ipynb #6a8de7c6
+# %% ../nbs/53_your_own_data.ipynb #79d27f0a
 def embed(
     folder: str | Path,  # of images
     out: str | Path,  # ends in .safetensors
@@ -295,7 +295,7 @@ def _read_notes(log: Path) -> dict[str, str]:
             continue
     return notes
 
-# %% ../nbs/53_your_own_data.ipynb #ca94041a
+# %% ../nbs/53_your_own_data.ipynb #6f2ba506
 def make_loss(
     name: str,  # "exact", or "mc" for MCInfoNCE
     kappa_pos: float = 20.0,
@@ -327,9 +327,9 @@ def train_from(
     about = f"{len(data.paths)} images in {len(data.classes) or 'no'} classes"
     targets_of = (lambda part: None) if targets is None else targets.__getitem__
     options |= {"seed": seed, "backbone": data.backbone, "data": about}
-    head = train_head(features[kept], targets_of(kept), dim, loss, **options)
+    head = train_head(*_paired(features[kept], targets_of(kept)), dim, loss, **options)
     if n_held:
-        held = _with_partners(FeaturePairs, features[rest], targets_of(rest))
+        held = FeaturePairs(*_paired(features[rest], targets_of(rest)))
         _recalibrate_on(head, held, float(loss.kappa_pos), seed)  # type: ignore[arg-type]
     return head
 
@@ -345,18 +345,20 @@ def _targets(data: Embedded, pairs: str) -> Tensor | None:
     return data.labels if pairs == "labels" else None
 
 
-def _with_partners(make: Callable[..., FeaturePairs], features: Tensor, labels: Tensor | None) -> FeaturePairs:
-    """Pairs of the held-out images, without those whose class has no second image there."""
-    if labels is not None and features.shape[1] == 1:
-        _, inverse, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-        paired = sizes[inverse] > 1
-        features, labels = features[paired], labels[paired]
-    return make(features, labels)
+def _paired(features: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Features and labels without images whose class has no second image here, unless views make the pairs."""
+    if labels is None or features.shape[1] > 1:
+        return features, labels
+    _, inverse, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
+    rows = sizes[inverse] > 1
+    if not rows.any():
+        raise ValueError(f"none of {len(labels)} images has another of its class beside it: more images, or a smaller held_out")
+    return features[rows], labels[rows]
 
 
 @torch.no_grad()
 def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float, seed: int) -> None:
-    """Fit the scale of kappa to one half of the held-out pairs, and score the other half."""
+    """Fit the scale of kappa to pairs of held-out images, and note their score before and after."""
     x, x_pos, _ = pairs(1024, 0, torch.Generator().manual_seed(seed))
     q, q_pos = head(x), head(x_pos)
     with torch.enable_grad():
@@ -367,7 +369,7 @@ def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float
         "held_out_nats": float(pair_nats(head(x), head(x_pos), kappa_pos).mean()),
     }  # fmt: skip
 
-# %% ../nbs/53_your_own_data.ipynb #b9ce9a16
+# %% ../nbs/53_your_own_data.ipynb #9e8573a2
 def rank(
     data: Embedded,
     head: UncertaintyHead,
@@ -415,7 +417,7 @@ def write_table(
     write_whole(path, lines.getvalue().encode())
     return path
 
-# %% ../nbs/53_your_own_data.ipynb #482f5fd6
+# %% ../nbs/53_your_own_data.ipynb #4ca5c4fb
 def plot_map(
     ax: "Axes",
     q: VonMisesFisher,  # posteriors of the images, (n,)
@@ -446,7 +448,7 @@ def plot_map(
     ax.set(xlabel="first principal axis of μ", ylabel="second principal axis of μ", aspect="equal")
     return coordinates
 
-# %% ../nbs/53_your_own_data.ipynb #eee00e0c
+# %% ../nbs/53_your_own_data.ipynb #09b490ae
 def train_head_file(
     features: str | Path,  # from `embed`
     out: str | Path,  # of the head, ends in .safetensors

@@ -259,6 +259,16 @@ def test_a_flat_folder_has_no_labels_to_train_on() -> None:
         train_from(data, "views")
 
 
+def test_images_without_a_partner_are_left_out_of_pairs() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 10 + [2])
+    data = Embedded(torch.rand(21, 1, 4), [str(i) for i in range(21)], labels, ["a", "b", "c"], "x")
+    head = train_from(data, dim=3, hidden=8, steps=2, batch_size=8)
+    assert head.card["images"] <= 20 and len(rank(data, head)["path"]) == 21
+    alone = Embedded(torch.rand(4, 1, 4), list("abcd"), torch.arange(4), list("abcd"), "x")
+    with pytest.raises(ValueError, match="another of its class"):
+        train_from(alone, held_out=0.0)
+
+
 def test_a_folder_of_broken_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_text("no")
