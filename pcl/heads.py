@@ -6,7 +6,7 @@
 __all__ = ['RECIPE', 'FORMAT', 'INSTALL', 'UncertaintyHead', 'prepare', 'FeaturePairs', 'train_head', 'HeadError', 'write_whole',
            'save_head', 'read_card', 'load_head', 'export_head']
 
-# %% ../nbs/51_heads.ipynb #7a4178b8
+# %% ../nbs/51_heads.ipynb #577c1234
 import hashlib
 import json
 import os
@@ -24,7 +24,7 @@ from .losses import ExactInfoNCE
 from .training import Config, fit
 from .vmf import VonMisesFisher
 
-# %% ../nbs/51_heads.ipynb #3bedfaad
+# %% ../nbs/51_heads.ipynb #32e38cab
 class UncertaintyHead(NormEncoder):
     """Two layers on frozen features whose output's direction is mu and whose length is kappa."""
 
@@ -61,7 +61,7 @@ class UncertaintyHead(NormEncoder):
         mu, kappa = self.tensors(x)
         return VonMisesFisher(mu, kappa, validate_args=False)  # a direction and a length by construction
 
-# %% ../nbs/51_heads.ipynb #beaf7ffa
+# %% ../nbs/51_heads.ipynb #84739482
 @torch.no_grad()
 def prepare(
     head: UncertaintyHead,  # changed in place
@@ -76,7 +76,7 @@ def prepare(
     head.scale.copy_(spread.clamp_min(float(floor)) if floor > 0 else torch.ones_like(spread))
     set_median_kappa(head, x, kappa)
 
-# %% ../nbs/51_heads.ipynb #73cb4dac
+# %% ../nbs/51_heads.ipynb #8116f76d
 class FeaturePairs:
     """Draws anchors, positives and negatives from cached features: the `draw` of `pcl.training.fit`."""
 
@@ -155,7 +155,7 @@ class FeaturePairs:
             x_neg = self.features[k, torch.randint(self.n_views, (n, n_neg), generator=generator)].float()
         return self.features[i, view].float(), self.features[j, other].float(), x_neg
 
-# %% ../nbs/51_heads.ipynb #e6ebe77d
+# %% ../nbs/51_heads.ipynb #733e0545
 def _checked_features(features: Tensor) -> Tensor:  # (n, views, features)
     """The features with an axis for views, or an error that names what is wrong with them."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
@@ -190,7 +190,7 @@ def _kind_of_targets(targets: Tensor | None, n: int, n_views: int) -> str:
         raise ValueError("targets: soft labels must be 0 or more, with a positive sum in every row")
     return "labels" if whole else "soft labels"
 
-# %% ../nbs/51_heads.ipynb #ecc0d81a
+# %% ../nbs/51_heads.ipynb #e277d5a7
 RECIPE = Config(steps=1000, batch_size=256, lr_mu=1e-3, lr_kappa=1e-3, kappa_from=0.0)
 
 
@@ -228,7 +228,7 @@ def train_head(
     }  # fmt: skip
     return head.cpu()
 
-
+# %% ../nbs/51_heads.ipynb #37ba386f
 def _fingerprint(draw: FeaturePairs, dim: int, hidden: int, loss: nn.Module) -> str:
     """A short name for everything that decides a head besides its training configuration."""
     digest = hashlib.blake2b(repr((draw.kind, dim, hidden, repr(loss))).encode(), digest_size=4)
@@ -237,7 +237,7 @@ def _fingerprint(draw: FeaturePairs, dim: int, hidden: int, loss: nn.Module) -> 
             digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
-# %% ../nbs/51_heads.ipynb #54240a7a
+# %% ../nbs/51_heads.ipynb #ef7aff6e
 FORMAT = "pcl.head 1"  # changes when the meaning of the files does
 INSTALL = "pip install 'probabilistic-contrastive-learning[heads]'"
 
@@ -262,7 +262,7 @@ def write_whole(
         partial.unlink(missing_ok=True)
         raise
 
-
+# %% ../nbs/51_heads.ipynb #fbb6cf15
 def save_head(
     head: UncertaintyHead,
     path: str | Path,  # ends in .safetensors; the card goes beside it, ending in .json
@@ -284,7 +284,7 @@ def save_head(
     write_whole(path.with_suffix(".json"), (json.dumps(card, indent=1) + "\n").encode())
     return path.with_suffix(".json")
 
-# %% ../nbs/51_heads.ipynb #c4c79bec
+# %% ../nbs/51_heads.ipynb #b03c253c
 _SHAPE = ("format", "sha256", "features", "hidden", "dim", "calibration")  # what the files themselves decide
 
 
@@ -306,7 +306,7 @@ def read_card(
         raise HeadError(f"the card {file} lacks {', '.join(missing)}: restore it from a copy")
     return card
 
-
+# %% ../nbs/51_heads.ipynb #36bcbb22
 def load_head(
     path: str | Path,  # of the weights
     backbone: str | None = None,  # the model whose features it will see; None trusts you
@@ -336,7 +336,7 @@ def load_head(
     head.card = {name: value for name, value in card.items() if name not in _SHAPE}
     return head.eval()
 
-# %% ../nbs/51_heads.ipynb #d6a11318
+# %% ../nbs/51_heads.ipynb #2b69128a
 class _Tensors(nn.Module):
     """A head that returns tensors instead of a distribution."""
 
