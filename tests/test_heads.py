@@ -111,8 +111,10 @@ def test_hard_labels_pair_uniformly_within_a_class_and_never_with_oneself() -> N
     labels = torch.tensor([7, 7, 7, -1, -1])
     seen = counts(FeaturePairs(torch.rand(5, 2), labels))
     same = (labels[:, None] == labels) & ~torch.eye(5, dtype=torch.bool)
-    wanted = same / same.sum(1, keepdim=True) / 5
-    assert (seen - wanted).abs().max() < 0.006
+    wanted = same / same.sum(1, keepdim=True)
+    assert (seen[~same] == 0).all()
+    error = (wanted * (1 - wanted) / (40_000 * seen.sum(1, keepdim=True))).sqrt()
+    assert ((seen / seen.sum(1, keepdim=True) - wanted).abs() <= 4 * error).all()
 
 
 def test_soft_labels_follow_the_papers_rule() -> None:
