@@ -806,7 +806,7 @@ world_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #cbbb8a99
+# %% ../nbs/46_cifar10h.ipynb #4b294890
 IMAGES: dict[str, Any] = {
     # the data
     "source": "cifar10", "n_images": 10_000, "labels": "cifar10h-soft", "n_train": 10_000,  # n_train: of CIFAR-10's own set
@@ -827,7 +827,7 @@ IMAGE_PAPER: dict[str, Any] = {
     "select_every": 16,
 }  # fmt: skip
 
-# %% ../nbs/46_cifar10h.ipynb #3de93576
+# %% ../nbs/46_cifar10h.ipynb #4868067f
 class ImageViews(NamedTuple):
     """Images with their labels, and what a network gets to see of each."""
 
@@ -869,7 +869,7 @@ def load_views(
         seen = {name: view(images.images, name) for name in names}
         return ImageViews(images.labels, human, {name: View(look(v.data).clone(), v.sizes) for name, v in seen.items()})
 
-# %% ../nbs/46_cifar10h.ipynb #d56f1de2
+# %% ../nbs/46_cifar10h.ipynb #a73003ae
 def draw_looks(
     sampler: PairSampler,
     looks: Sequence[Tensor],  # (n, ...) each: whole images first, then crops; images alone are cropped as they are drawn
@@ -927,7 +927,7 @@ def _own_labels(train: ImageViews) -> tuple[Tensor, None, ImageViews]:
     """CIFAR-10's own labels, and all images to draw from."""
     return train.labels, None, train
 
-# %% ../nbs/46_cifar10h.ipynb #838901ae
+# %% ../nbs/46_cifar10h.ipynb #4880f470
 class Selecting(nn.Module):
     """An encoder that remembers its best weights; they are in its checkpoint, too."""
 
@@ -985,7 +985,7 @@ def encode(encoder: nn.Module, x: Tensor, batch_size: int = 1000) -> VonMisesFis
     loc, kappa = torch.cat([q.loc for q in parts]).cpu(), torch.cat([q.concentration for q in parts]).cpu()
     return VonMisesFisher(loc, kappa, validate_args=False)
 
-# %% ../nbs/46_cifar10h.ipynb #c9c50360
+# %% ../nbs/46_cifar10h.ipynb #ce370636
 # What table 9 of the thesis shows in bold, or table 8 of the paper where that is not legible; None of both: no such number.
 TABLE9: dict[tuple[str, str], tuple[int, float]] = {  # negatives and kappa_pos
     ("hib", "cifar10h-soft"): (0, 32.0),
@@ -1034,7 +1034,7 @@ def train_on_images(
     run = fit(selecting, image_loss(config), task.draw, training, checkpoint=checkpoint, evaluate=evaluate)
     return selecting.best.eval(), task, run
 
-# %% ../nbs/46_cifar10h.ipynb #635322c3
+# %% ../nbs/46_cifar10h.ipynb #5c8227a9
 def judge_certainty(
     task: ImageTask,
     certainty: Callable[[Tensor], Tensor],  # of a view of images
@@ -1076,7 +1076,7 @@ def image_experiment(
     full = {row: {**IMAGES, **numbers} for row, numbers in rows.items()}
     register(Experiment(name, question, measure, full, {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}, seeds, trains))
 
-# %% ../nbs/46_cifar10h.ipynb #8c7c2a9f
+# %% ../nbs/46_cifar10h.ipynb #a4e15a5f
 def measure_on_validation(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Like `measure_images`, on the validation images: for choices that must not see the test images."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1093,7 +1093,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #8fdc478a
+# %% ../nbs/46_cifar10h.ipynb #d888ccdb
 image_experiment(
     "table4",
     "Does certainty agree with annotators and with crops?",
@@ -1110,7 +1110,7 @@ image_experiment(
     {"pretrained": {}, "scratch": {"pretrained": False, "steps": 250, "batch_size": 64}},
 )
 
-# %% ../nbs/46_cifar10h.ipynb #1cbff332
+# %% ../nbs/46_cifar10h.ipynb #c5dec8ac
 def measure_first_moment(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall on images, and the error of directions in the controlled world."""
     outcome = measure_images(config, seed, checkpoint)
@@ -1127,7 +1127,7 @@ image_experiment(
     measure_first_moment,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #ff550ce4
+# %% ../nbs/46_cifar10h.ipynb #b386b2d7
 GRID: dict[str, tuple[float, ...]] = {
     "m": (0, 1, 32), "dim": (8, 16), "kappa_pos": (16, 32, 64), "phasewise": (0, 1), "a": (0.5, 1, 2, 4), "b": (-2, -1, 0, 1, 2),
 }  # fmt: skip
@@ -1173,7 +1173,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #e72c8dbb
+# %% ../nbs/46_cifar10h.ipynb #69d40a35
 def fit_probe(features: Tensor, probs: Tensor, epochs: int = 30, rate: float = 1e-3, seed: int = 0) -> nn.Linear:
     """A linear classifier on frozen features, trained on soft labels."""
     with torch.random.fork_rng([]):
@@ -1216,7 +1216,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/47_abstention.ipynb #719a8caa
+# %% ../nbs/47_abstention.ipynb #faaad21d
 def measure_rejection(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall@1 while the least certain images are refused, as queries and as answers."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1235,7 +1235,7 @@ image_experiment(
     measure_rejection,
 )
 
-# %% ../nbs/48_credible_images.ipynb #54131e6a
+# %% ../nbs/48_credible_images.ipynb #21762595
 def measure_credible(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Credible sets of the most certain test image, the least certain one, and those at the quartiles between."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1269,15 +1269,16 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/48_credible_images.ipynb #630f75d7
+# %% ../nbs/48_credible_images.ipynb #c919a261
 def measure_extremes(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """The images of each class with the lowest and the highest kappa, and the annotators' entropy on both."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
     assert task.data.human is not None
     entropy, n = task.data.human.entropy, config["n_shown"]
     curve: dict[str, list[float]] = {name: [] for name in ("class", "lowest", "highest", "kappa_lowest", "kappa_highest")}
-    for kind in task.data.labels.unique().tolist():
-        items = task.fold.test[task.data.labels[task.fold.test] == kind]
+    labels = task.data.labels[task.fold.test]
+    for kind in labels.unique().tolist():
+        items = task.fold.test[labels == kind]
         kappa = encode(encoder, task.data.views["full"].data[items]).concentration
         order = kappa.argsort()
         for low, high in zip(order[:n].tolist(), order.flip(0)[:n].tolist(), strict=True):
