@@ -806,7 +806,7 @@ world_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #d8154c95
+# %% ../nbs/46_cifar10h.ipynb #b79501ae
 IMAGES: dict[str, Any] = {
     # the data
     "source": "cifar10", "n_images": 10_000, "labels": "cifar10h-soft", "n_train": 10_000,  # n_train: of CIFAR-10's own set
@@ -818,17 +818,17 @@ IMAGES: dict[str, Any] = {
     "loss": "mcinfonce", "kappa_pos": 16.0, "learn_kappa_pos": False, "n_samples": 16, "a": 2.0, "b": 1.0, "as_published": False,
     # the training
     "steps": 600, "batch_size": 128, "n_neg": 0, "lr": 1e-3, "weight_decay": 0.01, "schedule": "one-cycle", "decay": 0.1,
-    "kappa_from": 0.0, "clip": 1.0, "select_every": 50,
+    "kappa_from": 0.0, "clip": 1.0, "select_every": 25, "select_from": 0.5,  # part of the training after which the best weights are kept
 }  # fmt: skip
 IMAGE_SMOKE: dict[str, Any] = {"source": "generated", "n_images": 250, "n_train": 150, "hidden": 16, "n_samples": 4, "steps": 6,
                                "batch_size": 16, "select_every": 3, "pretrain_epochs": 1, "n_crops": 1}  # fmt: skip
 IMAGE_PAPER: dict[str, Any] = {
     "n_train": 50_000, "crop_share": 0.0, "backbone": "resnet18", "kappa_pos": None, "n_neg": None, "n_samples": 128,
     "steps": 8192, "batch_size": 128, "lr": 1e-4, "weight_decay": 0.0, "schedule": "step", "kappa_from": 0.0, "clip": math.inf,
-    "select_every": 16,
+    "select_every": 16, "select_from": 0.0,
 }  # fmt: skip
 
-# %% ../nbs/46_cifar10h.ipynb #eb04f9e3
+# %% ../nbs/46_cifar10h.ipynb #81701687
 class ImageViews(NamedTuple):
     """Images with their labels, and what a network gets to see of each."""
 
@@ -870,7 +870,7 @@ def load_views(
         seen = {name: view(images.images, name) for name in names}
         return ImageViews(images.labels, human, {name: View(look(v.data).clone(), v.sizes) for name, v in seen.items()})
 
-# %% ../nbs/46_cifar10h.ipynb #61a718d3
+# %% ../nbs/46_cifar10h.ipynb #12026bb8
 def draw_looks(
     sampler: PairSampler,
     looks: Sequence[Tensor],  # (n, ...) each: whole images first, then crops; images alone are cropped as they are drawn
@@ -928,27 +928,32 @@ def _own_labels(train: ImageViews) -> tuple[Tensor, None, ImageViews]:
     """CIFAR-10's own labels, and all images to draw from."""
     return train.labels, None, train
 
-# %% ../nbs/46_cifar10h.ipynb #42ac9cbf
+# %% ../nbs/46_cifar10h.ipynb #503a2812
 class Selecting(nn.Module):
     """An encoder that remembers its best weights; they are in its checkpoint, too."""
 
     score: Tensor
+    seen: Tensor
 
     def __init__(
         self,
         encoder: nn.Module,
+        wait: int = 0,  # scores to let pass first
     ):
         super().__init__()
+        self.wait = wait
         self.encoder, self.best = encoder, copy.deepcopy(encoder).requires_grad_(False)
         self.register_buffer("score", torch.tensor(-math.inf))
+        self.register_buffer("seen", torch.tensor(0))
 
     def forward(self, x: Tensor) -> VonMisesFisher:
         """The posteriors of the encoder as it is now."""
         return self.encoder(x)
 
     def keep(self, score: float) -> None:
-        """Remember the weights if none before scored as high; no number is below all numbers."""
-        if score > self.score.item():
+        """Count, and remember the weights if none scored as high since the wait was over."""
+        self.seen += 1
+        if self.seen > self.wait and score > self.score.item():
             self.best.load_state_dict(self.encoder.state_dict())
             self.score.fill_(score)
 
@@ -998,7 +1003,7 @@ def encode(encoder: nn.Module, x: Tensor, batch_size: int = 1000) -> VonMisesFis
     loc, kappa = torch.cat([q.loc for q in parts]).cpu(), torch.cat([q.concentration for q in parts]).cpu()
     return VonMisesFisher(loc, kappa, validate_args=False)
 
-# %% ../nbs/46_cifar10h.ipynb #c2b54894
+# %% ../nbs/46_cifar10h.ipynb #4908fa6b
 # What table 9 of the thesis shows in bold, or table 8 of the paper where that is not legible; None of both: no such number.
 TABLE9: dict[tuple[str, str], tuple[int, float]] = {  # negatives and kappa_pos
     ("hib", "cifar10h-soft"): (0, 32.0),
@@ -1030,7 +1035,8 @@ def train_on_images(
     """Train an encoder on a fold; keep the weights that rank the validation set's crops best."""
     config = with_table9(config)
     task = image_task(config, seed)
-    selecting = Selecting(image_encoder(config, task, seed))
+    wait = math.floor(config["select_from"] * config["steps"] / config["select_every"])
+    selecting = Selecting(image_encoder(config, task, seed), wait)
     views, held_out = task.data.views, task.fold.validation
 
     def evaluate(encoder: nn.Module) -> dict[str, float]:
@@ -1047,7 +1053,7 @@ def train_on_images(
     run = fit(selecting, image_loss(config), task.draw, training, checkpoint=checkpoint, evaluate=evaluate)
     return selecting.best.eval(), task, run
 
-# %% ../nbs/46_cifar10h.ipynb #600a3916
+# %% ../nbs/46_cifar10h.ipynb #2e320f7b
 def judge_certainty(
     task: ImageTask,
     certainty: Callable[[Tensor], Tensor],  # of a view of images
@@ -1089,7 +1095,7 @@ def image_experiment(
     full = {row: {**IMAGES, **numbers} for row, numbers in rows.items()}
     register(Experiment(name, question, measure, full, {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}, seeds, trains))
 
-# %% ../nbs/46_cifar10h.ipynb #b0c6c436
+# %% ../nbs/46_cifar10h.ipynb #c2036382
 def measure_on_validation(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Like `measure_images`, on the validation images: for choices that must not see the test images."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1112,6 +1118,11 @@ image_experiment(
             "kappa-pos-64": {"kappa_pos": 64.0},
             "dim-16": {"dim": 16},
             "slow": {"lr": 2e-4},
+            "from-the-start": {"select_from": 0.0},
+            "share-67": {"crop_share": 0.67},
+            "dim-5": {"dim": 5},
+            "batch-256": {"batch_size": 256},
+            "n": {"kappa_pos": 24.0, "crop_share": 0.67, "dim": 6},
             "whole": {"crop_share": 0.0},
         }.items()
     },
@@ -1119,7 +1130,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #4be9bac4
+# %% ../nbs/46_cifar10h.ipynb #4af3eaae
 image_experiment(
     "table4",
     "Does certainty agree with annotators and with crops?",
@@ -1136,7 +1147,7 @@ image_experiment(
     {"pretrained": {}, "scratch": {"pretrained": False, "steps": 250, "batch_size": 64}},
 )
 
-# %% ../nbs/46_cifar10h.ipynb #343ac1c0
+# %% ../nbs/46_cifar10h.ipynb #564f3bb7
 def measure_first_moment(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall on images, and the error of directions in the controlled world."""
     outcome = measure_images(config, seed, checkpoint)
@@ -1153,7 +1164,7 @@ image_experiment(
     measure_first_moment,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #a0864751
+# %% ../nbs/46_cifar10h.ipynb #a82e6d1c
 GRID: dict[str, tuple[float, ...]] = {
     "m": (0, 1, 32), "dim": (8, 16), "kappa_pos": (16, 32, 64), "phasewise": (0, 1), "a": (0.5, 1, 2, 4), "b": (-2, -1, 0, 1, 2),
 }  # fmt: skip
@@ -1199,7 +1210,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #958fd38d
+# %% ../nbs/46_cifar10h.ipynb #bda4555f
 def fit_probe(features: Tensor, probs: Tensor, epochs: int = 30, rate: float = 1e-3, seed: int = 0) -> nn.Linear:
     """A linear classifier on frozen features, trained on soft labels."""
     with torch.random.fork_rng([]):
@@ -1242,7 +1253,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/47_abstention.ipynb #cc0669c3
+# %% ../nbs/47_abstention.ipynb #a99eead8
 def measure_rejection(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall@1 while the least certain images are refused, as queries and as answers."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1261,7 +1272,7 @@ image_experiment(
     measure_rejection,
 )
 
-# %% ../nbs/48_credible_images.ipynb #c080280b
+# %% ../nbs/48_credible_images.ipynb #810ee414
 def measure_credible(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Credible sets of the most certain test image, the least certain one, and those at the quartiles between."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1295,7 +1306,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/48_credible_images.ipynb #26d68a20
+# %% ../nbs/48_credible_images.ipynb #52417d69
 def measure_extremes(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """The images of each class with the lowest and the highest kappa, and the annotators' entropy on both."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
