@@ -806,7 +806,7 @@ world_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #b79501ae
+# %% ../nbs/46_cifar10h.ipynb #b1d80e54
 IMAGES: dict[str, Any] = {
     # the data
     "source": "cifar10", "n_images": 10_000, "labels": "cifar10h-soft", "n_train": 10_000,  # n_train: of CIFAR-10's own set
@@ -818,7 +818,7 @@ IMAGES: dict[str, Any] = {
     "loss": "mcinfonce", "kappa_pos": 16.0, "learn_kappa_pos": False, "n_samples": 16, "a": 2.0, "b": 1.0, "as_published": False,
     # the training
     "steps": 600, "batch_size": 128, "n_neg": 0, "lr": 1e-3, "weight_decay": 0.01, "schedule": "one-cycle", "decay": 0.1,
-    "kappa_from": 0.0, "clip": 1.0, "select_every": 25, "select_from": 0.5,  # part of the training after which the best weights are kept
+    "kappa_from": 0.0, "clip": 1.0, "select_every": 50, "select_from": 0.75,  # part of the training after which the best weights are kept
 }  # fmt: skip
 IMAGE_SMOKE: dict[str, Any] = {"source": "generated", "n_images": 250, "n_train": 150, "hidden": 16, "n_samples": 4, "steps": 6,
                                "batch_size": 16, "select_every": 3, "pretrain_epochs": 1, "n_crops": 1}  # fmt: skip
@@ -828,7 +828,7 @@ IMAGE_PAPER: dict[str, Any] = {
     "select_every": 16, "select_from": 0.0,
 }  # fmt: skip
 
-# %% ../nbs/46_cifar10h.ipynb #81701687
+# %% ../nbs/46_cifar10h.ipynb #ce2e59ea
 class ImageViews(NamedTuple):
     """Images with their labels, and what a network gets to see of each."""
 
@@ -870,7 +870,7 @@ def load_views(
         seen = {name: view(images.images, name) for name in names}
         return ImageViews(images.labels, human, {name: View(look(v.data).clone(), v.sizes) for name, v in seen.items()})
 
-# %% ../nbs/46_cifar10h.ipynb #12026bb8
+# %% ../nbs/46_cifar10h.ipynb #40e52831
 def draw_looks(
     sampler: PairSampler,
     looks: Sequence[Tensor],  # (n, ...) each: whole images first, then crops; images alone are cropped as they are drawn
@@ -928,7 +928,7 @@ def _own_labels(train: ImageViews) -> tuple[Tensor, None, ImageViews]:
     """CIFAR-10's own labels, and all images to draw from."""
     return train.labels, None, train
 
-# %% ../nbs/46_cifar10h.ipynb #503a2812
+# %% ../nbs/46_cifar10h.ipynb #ba480738
 class Selecting(nn.Module):
     """An encoder that remembers its best weights; they are in its checkpoint, too."""
 
@@ -1003,7 +1003,7 @@ def encode(encoder: nn.Module, x: Tensor, batch_size: int = 1000) -> VonMisesFis
     loc, kappa = torch.cat([q.loc for q in parts]).cpu(), torch.cat([q.concentration for q in parts]).cpu()
     return VonMisesFisher(loc, kappa, validate_args=False)
 
-# %% ../nbs/46_cifar10h.ipynb #4908fa6b
+# %% ../nbs/46_cifar10h.ipynb #3adb8638
 # What table 9 of the thesis shows in bold, or table 8 of the paper where that is not legible; None of both: no such number.
 TABLE9: dict[tuple[str, str], tuple[int, float]] = {  # negatives and kappa_pos
     ("hib", "cifar10h-soft"): (0, 32.0),
@@ -1053,7 +1053,7 @@ def train_on_images(
     run = fit(selecting, image_loss(config), task.draw, training, checkpoint=checkpoint, evaluate=evaluate)
     return selecting.best.eval(), task, run
 
-# %% ../nbs/46_cifar10h.ipynb #2e320f7b
+# %% ../nbs/46_cifar10h.ipynb #0d2f5d7f
 def judge_certainty(
     task: ImageTask,
     certainty: Callable[[Tensor], Tensor],  # of a view of images
@@ -1095,7 +1095,7 @@ def image_experiment(
     full = {row: {**IMAGES, **numbers} for row, numbers in rows.items()}
     register(Experiment(name, question, measure, full, {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}, seeds, trains))
 
-# %% ../nbs/46_cifar10h.ipynb #c2036382
+# %% ../nbs/46_cifar10h.ipynb #5f108e9c
 def measure_on_validation(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Like `measure_images`, on the validation images: for choices that must not see the test images."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1122,7 +1122,10 @@ image_experiment(
             "share-67": {"crop_share": 0.67},
             "dim-5": {"dim": 5},
             "batch-256": {"batch_size": 256},
-            "n": {"kappa_pos": 24.0, "crop_share": 0.67, "dim": 6},
+            "n1": {"kappa_pos": 8.0, "lr": 2e-3, "dim": 5},
+            "n2": {"kappa_pos": 8.0, "crop_share": 0.2, "dim": 6},
+            "n3": {"kappa_pos": 8.0, "dim": 5, "batch_size": 256, "steps": 400},
+            "n4": {"kappa_pos": 4.0, "dim": 5},
             "whole": {"crop_share": 0.0},
         }.items()
     },
@@ -1130,7 +1133,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #4af3eaae
+# %% ../nbs/46_cifar10h.ipynb #7c34f8a8
 image_experiment(
     "table4",
     "Does certainty agree with annotators and with crops?",
@@ -1147,7 +1150,7 @@ image_experiment(
     {"pretrained": {}, "scratch": {"pretrained": False, "steps": 250, "batch_size": 64}},
 )
 
-# %% ../nbs/46_cifar10h.ipynb #564f3bb7
+# %% ../nbs/46_cifar10h.ipynb #08d178ca
 def measure_first_moment(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall on images, and the error of directions in the controlled world."""
     outcome = measure_images(config, seed, checkpoint)
@@ -1164,7 +1167,7 @@ image_experiment(
     measure_first_moment,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #a82e6d1c
+# %% ../nbs/46_cifar10h.ipynb #74ea44b1
 GRID: dict[str, tuple[float, ...]] = {
     "m": (0, 1, 32), "dim": (8, 16), "kappa_pos": (16, 32, 64), "phasewise": (0, 1), "a": (0.5, 1, 2, 4), "b": (-2, -1, 0, 1, 2),
 }  # fmt: skip
@@ -1210,7 +1213,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #bda4555f
+# %% ../nbs/46_cifar10h.ipynb #530abead
 def fit_probe(features: Tensor, probs: Tensor, epochs: int = 30, rate: float = 1e-3, seed: int = 0) -> nn.Linear:
     """A linear classifier on frozen features, trained on soft labels."""
     with torch.random.fork_rng([]):
@@ -1253,7 +1256,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/47_abstention.ipynb #a99eead8
+# %% ../nbs/47_abstention.ipynb #94b45376
 def measure_rejection(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall@1 while the least certain images are refused, as queries and as answers."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1272,7 +1275,7 @@ image_experiment(
     measure_rejection,
 )
 
-# %% ../nbs/48_credible_images.ipynb #810ee414
+# %% ../nbs/48_credible_images.ipynb #40badae2
 def measure_credible(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Credible sets of the most certain test image, the least certain one, and those at the quartiles between."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1306,7 +1309,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/48_credible_images.ipynb #52417d69
+# %% ../nbs/48_credible_images.ipynb #79d5c6ed
 def measure_extremes(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """The images of each class with the lowest and the highest kappa, and the annotators' entropy on both."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
