@@ -806,7 +806,7 @@ world_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #f8b6e663
+# %% ../nbs/46_cifar10h.ipynb #f94873ab
 IMAGES: dict[str, Any] = {
     # the data
     "source": "cifar10", "n_images": 10_000, "labels": "cifar10h-soft", "n_train": 10_000,  # n_train: of CIFAR-10's own set
@@ -828,7 +828,7 @@ IMAGE_PAPER: dict[str, Any] = {
     "select_every": 16, "select_from": 0.0,
 }  # fmt: skip
 
-# %% ../nbs/46_cifar10h.ipynb #f2c8f0f6
+# %% ../nbs/46_cifar10h.ipynb #4f87d01b
 class ImageViews(NamedTuple):
     """Images with their labels, and what a network gets to see of each."""
 
@@ -870,7 +870,7 @@ def load_views(
         seen = {name: view(images.images, name) for name in names}
         return ImageViews(images.labels, human, {name: View(look(v.data).clone(), v.sizes) for name, v in seen.items()})
 
-# %% ../nbs/46_cifar10h.ipynb #25d65d1b
+# %% ../nbs/46_cifar10h.ipynb #782b0398
 def draw_looks(
     sampler: PairSampler,
     looks: Sequence[Tensor],  # (n, ...) each: whole images first, then crops; images alone are cropped as they are drawn
@@ -928,7 +928,7 @@ def _own_labels(train: ImageViews) -> tuple[Tensor, None, ImageViews]:
     """CIFAR-10's own labels, and all images to draw from."""
     return train.labels, None, train
 
-# %% ../nbs/46_cifar10h.ipynb #507aaefa
+# %% ../nbs/46_cifar10h.ipynb #36743327
 class Selecting(nn.Module):
     """An encoder that remembers its best weights; they are in its checkpoint, too."""
 
@@ -1003,7 +1003,7 @@ def encode(encoder: nn.Module, x: Tensor, batch_size: int = 1000) -> VonMisesFis
     loc, kappa = torch.cat([q.loc for q in parts]).cpu(), torch.cat([q.concentration for q in parts]).cpu()
     return VonMisesFisher(loc, kappa, validate_args=False)
 
-# %% ../nbs/46_cifar10h.ipynb #5e6621cb
+# %% ../nbs/46_cifar10h.ipynb #9887c586
 # What table 9 of the thesis shows in bold, or table 8 of the paper where that is not legible; None of both: no such number.
 TABLE9: dict[tuple[str, str], tuple[int, float]] = {  # negatives and kappa_pos
     ("hib", "cifar10h-soft"): (0, 32.0),
@@ -1030,7 +1030,7 @@ def image_loss(config: Mapping[str, Any]) -> nn.Module:
 def finished_file(config: Mapping[str, Any], seed: int) -> Path | None:
     """Where the weights of a finished run lie, for other experiments that need the same; nowhere for code that is not committed."""
     code = revision()
-    if config["source"] == "generated" or code.endswith("dirty") or code == "unknown":
+    if config["source"] == "generated" or code.endswith("dirty"):
         return None
     return cache_folder() / "encoders" / f"{fingerprint(code, tuple((key, config[key]) for key in IMAGES), seed)}.pt"
 
@@ -1065,7 +1065,7 @@ def train_on_images(
         save_weights({"net": selecting.best.state_dict(), "step": run.step, "curve": run.curve, "seconds": run.seconds}, finished)
     return selecting.best.eval(), task, run
 
-# %% ../nbs/46_cifar10h.ipynb #16a51f6e
+# %% ../nbs/46_cifar10h.ipynb #2cb68ec0
 def judge_certainty(
     task: ImageTask,
     certainty: Callable[[Tensor], Tensor],  # of a view of images
@@ -1107,7 +1107,7 @@ def image_experiment(
     full = {row: {**IMAGES, **numbers} for row, numbers in rows.items()}
     register(Experiment(name, question, measure, full, {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}, seeds, trains))
 
-# %% ../nbs/46_cifar10h.ipynb #e368f421
+# %% ../nbs/46_cifar10h.ipynb #3d289cf0
 def measure_on_validation(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Like `measure_images`, on the validation images: for choices that must not see the test images."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1137,7 +1137,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #20c2cebf
+# %% ../nbs/46_cifar10h.ipynb #1199179d
 image_experiment(
     "table4",
     "Does certainty agree with annotators and with crops?",
@@ -1157,7 +1157,7 @@ image_experiment(
     {"pretrained": {}, "scratch": {"pretrained": False, "steps": 250, "batch_size": 64}},
 )
 
-# %% ../nbs/46_cifar10h.ipynb #f6b072db
+# %% ../nbs/46_cifar10h.ipynb #30db3493
 def measure_first_moment(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall on images, and the error of directions in the controlled world."""
     outcome = measure_images(config, seed, checkpoint)
@@ -1174,7 +1174,7 @@ image_experiment(
     measure_first_moment,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #614c25da
+# %% ../nbs/46_cifar10h.ipynb #66b5a02d
 GRID: dict[str, tuple[float, ...]] = {
     "m": (0, 1, 32), "dim": (8, 16), "kappa_pos": (16, 32, 64), "phasewise": (0, 1), "a": (0.5, 1, 2, 4), "b": (-2, -1, 0, 1, 2),
 }  # fmt: skip
@@ -1221,7 +1221,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #b3f6186f
+# %% ../nbs/46_cifar10h.ipynb #60ba7273
 def fit_probe(features: Tensor, probs: Tensor, epochs: int = 30, rate: float = 1e-3, seed: int = 0) -> nn.Linear:
     """A linear classifier on frozen features, trained on soft labels."""
     with torch.random.fork_rng([]):
@@ -1264,7 +1264,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/47_abstention.ipynb #b4292a90
+# %% ../nbs/47_abstention.ipynb #cad4b78a
 def measure_rejection(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall@1 while the least certain images are refused, as queries and as answers."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1286,7 +1286,7 @@ image_experiment(
     measure_rejection,
 )
 
-# %% ../nbs/48_credible_images.ipynb #0aed2b16
+# %% ../nbs/48_credible_images.ipynb #48e91e9c
 def measure_credible(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Credible sets of the most certain test image, the least certain one, and those at the quartiles between."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1320,7 +1320,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/48_credible_images.ipynb #a5b08e2a
+# %% ../nbs/48_credible_images.ipynb #f2a9cdb6
 def measure_extremes(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """The images of each class with the lowest and the highest kappa, and the annotators' entropy on both."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
