@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +32,8 @@ def recall_rows(items: int, dim: int, rounds: int) -> list[Row]:
     points = torch.randn(10, dim, generator=g)[labels] + 3 * torch.randn(items, dim, generator=g)
     unit, classes = torch.nn.functional.normalize(points, dim=-1).numpy(), labels.numpy()
     calls: dict[str, Callable[[], float]] = {"ours": lambda: recall_at_k(points, labels)}
-    neighbours, faiss = installed("sklearn.neighbors"), installed("faiss")
+    neighbours: Any = installed("sklearn.neighbors")
+    faiss: Any = installed("faiss")
 
     def hits(found: np.ndarray) -> float:  # the first column that is not the query itself
         own = np.arange(items)
