@@ -17,8 +17,8 @@ from benchmarks import (
     growth,
     roofline,
 )
-from benchmarks.record import PEERS, machine, of_row, of_values
-from benchmarks.timing import installed, show
+from benchmarks.record import machine, of_row, of_values, peers
+from benchmarks.timing import show
 from pcl.ledger import Record, write
 
 MODULES = (bench_bessel, bench_vmf, bench_gradient, bench_kernels, bench_losses, bench_metrics)
@@ -44,9 +44,8 @@ def roofs(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Record
     heading(roofline)
     peak, found = roofline.machine(quick), roofline.paths(quick)
     roofline.show(peak, found)
-    absent = ", ".join(name for name in PEERS if installed(name) is None) or None
     limits = {"gigabytes_per_second": peak.bandwidth / 1e9, "gigaflops": peak.flops / 1e9}
-    yield of_values("roofline", "machine", limits, {**where, "absent": absent}, {}, preset)
+    yield of_values("roofline", "machine", limits, {**where, **peers()}, {}, preset)
     for path in found:
         moved, computed = path.fractions(peak)
         config = {**where, "name": path.name, "bytes": path.n_bytes, "flops": path.n_flops, "counted": path.counted,

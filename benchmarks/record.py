@@ -6,6 +6,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from math import sqrt
 from pathlib import Path
 from statistics import median, stdev
@@ -13,10 +14,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import Row
+from benchmarks.timing import Row, installed
 from pcl.ledger import Record
 
-PEERS = ("scipy", "mpmath", "power_spherical", "tensorflow_probability", "sklearn", "faiss")
+PEERS = {  # module: the name it is installed by
+    "scipy": "scipy", "mpmath": "mpmath", "power_spherical": "power_spherical",
+    "tensorflow_probability": "tensorflow-probability", "sklearn": "scikit-learn", "faiss": "faiss-cpu",
+}
 
 
 def cpu_name() -> str:
@@ -37,6 +41,20 @@ def machine() -> dict[str, Any]:
         "load": round(os.getloadavg()[0], 2),  # before the run: above a few tenths, others were at work
         "python": platform.python_version(),
     }
+
+
+def peers() -> dict[str, str | None]:
+    """Which peers are here in which versions, and which are not."""
+    here = {name: installed(module) is not None for module, name in PEERS.items()}
+    found = ", ".join(f"{name} {_version(name)}" for name, there in here.items() if there)
+    return {"peers": found, "absent": ", ".join(name for name, there in here.items() if not there) or None}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:  # a build under another name
+        return "of unknown version"
 
 
 def of_row(row: Row, where: Mapping[str, Any], preset: str = "cpu", seconds: float = 0.0) -> Record:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import scipy
 import torch
 
 from pcl.ledger import Record, check_name, from_json, read, to_json, write
@@ -26,7 +27,7 @@ from benchmarks import (
     growth,
     roofline,
 )
-from benchmarks.record import machine, of_row
+from benchmarks.record import machine, of_row, peers
 from benchmarks.timing import Bars, Row, installed, interleaved, quartiles
 
 MODULES = (bench_bessel, bench_vmf, bench_gradient, bench_kernels, bench_losses, bench_metrics)
@@ -134,6 +135,12 @@ def test_growth_and_roofline_make_records(capsys: pytest.CaptureFixture[str], tm
             assert r.metrics["fraction"] == max(r.config["bandwidth_fraction"], r.config["flops_fraction"]) > 0
             assert r.config["counted"]
     assert "GB/s" in capsys.readouterr().out
+
+
+def test_the_run_names_the_peers_it_had_and_those_it_lacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.record.PEERS", {"scipy": "scipy", "no_such_peer": "no-such-peer", "pytest": "no-such-name"})
+    found = peers()
+    assert found["peers"] == f"scipy {scipy.__version__}, no-such-name of unknown version" and found["absent"] == "no-such-peer"
 
 
 def test_the_table_is_counted_as_it_is_evaluated() -> None:
