@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from pcl.bessel import log_normalizer
 from pcl.encoders import SphereEncoder, mlp_encoder
 from pcl.generative import UniformProcess
 from pcl.kernels import log_marginal
-from pcl.ledger import LedgerError, Record, read, write
+from pcl.ledger import LedgerError, Record, from_json, read, write
 from pcl.losses import ELK, HIB, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE
 from pcl.metrics import pair_cosines
 from pcl.training import CheckpointError, Config, Diverged, fit, read_checkpoint
@@ -180,6 +181,36 @@ def test_a_full_disk_keeps_the_last_checkpoint(small_disk: Path) -> None:
     fit(unbroken, InfoNCE(5.0), draw, config)
     fit(resumed, InfoNCE(5.0), draw, config, checkpoint=file)
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), unbroken.parameters(), strict=True))
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A quota that needs no rights: no file of this process may grow beyond so many bytes."""
+    resource = pytest.importorskip("resource", reason="file size limits are a matter of Unix")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_quota_that_stops_every_write_hands_the_record_to_its_owner(tmp_path: Path, rescue: Path) -> None:
+    write(record(0), tmp_path / "ledger")
+    with largest_file(8192), pytest.raises(LedgerError, match=r"File too large.*save this text yourself") as caught:
+        write(record(1, points=2500), tmp_path / "ledger")
+    assert from_json(str(caught.value).partition("yourself:\n")[2]).seed == 1
+    assert [r.seed for r in read(tmp_path / "ledger")] == [0] and files(rescue) == {}
+
+
+def test_a_quota_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "run.pt"
+    with pytest.raises(Stop):
+        fit(Encoder(), InfoNCE(5.0), stopping(5), TINY, checkpoint=file, checkpoint_every=4)
+    before = file.read_bytes()
+    with largest_file(len(before) // 2), pytest.raises(CheckpointError, match=r"cannot be written .*the one before it is still"):
+        fit(Encoder(), InfoNCE(5.0), draw, TINY, checkpoint=file, checkpoint_every=4)
+    assert files(tmp_path) == {"run.pt": before}
 
 
 def test_a_read_only_ledger_is_read_and_new_records_are_rescued(small_disk: Path, rescue: Path) -> None:
