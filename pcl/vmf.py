@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
-from .bessel import bessel_ratio, log_peak, log_sphere_area, mean_gap
+from .bessel import _eager, bessel_ratio, log_peak, log_sphere_area, mean_gap
 
 _CHUNK = 1 << 16  # elements per pass over quadrature nodes: the working set stays in cache
 
@@ -547,6 +547,7 @@ class VonMisesFisher(Distribution):
         value = kappa * mean_gap(self.dim, kappa) - log_peak(self.dim, kappa)
         return torch.where(point, -math.inf, value).to(self.concentration.dtype)
 
+    @_eager
     def rsample(
         self,
         sample_shape: Any = (),  # shape of the set of draws; may contain zeros
@@ -555,7 +556,8 @@ class VonMisesFisher(Distribution):
         "Exact draws, with unbiased gradients for loc and concentration."
         shape = self._extended_shape(torch.Size(sample_shape))
         rows, kappa = self.loc.reshape(-1, self.dim), self.concentration.reshape(-1)
-        return _Sample.apply(rows, kappa, math.prod(torch.Size(sample_shape)), generator).view(shape)
+        with torch.autocast(rows.device.type, enabled=False):  # half a float's digits would leave the sphere
+            return _Sample.apply(rows, kappa, math.prod(torch.Size(sample_shape)), generator).view(shape)
 
     def sample(
         self,
@@ -566,6 +568,7 @@ class VonMisesFisher(Distribution):
         with torch.no_grad():
             return self.rsample(sample_shape, generator)
 
+    @_eager
     def cosine_cdf(
         self,
         t: Tensor | float,  # cosines, broadcast against the batch
@@ -574,6 +577,7 @@ class VonMisesFisher(Distribution):
         cosine, kappa = torch.broadcast_tensors(_like("t", t, self.concentration), self.concentration)
         return _CosineCDF.apply(cosine, kappa, self.dim)
 
+    @_eager
     def cosine_icdf(
         self,
         q: Tensor | float,  # probabilities, broadcast against the batch
@@ -582,6 +586,7 @@ class VonMisesFisher(Distribution):
         lower, kappa = torch.broadcast_tensors(_probability("q", q, self.concentration), self.concentration)
         return _CosineICDF.apply(lower.double(), 1 - lower.detach().double(), kappa, self.dim)
 
+    @_eager
     def credible_cosine(
         self,
         level: Tensor | float,  # probability inside the cap, broadcast against the batch

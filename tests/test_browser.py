@@ -34,10 +34,11 @@ pytestmark = [
 
 
 def pages() -> list[str]:
-    """Every page the table of contents lists, as a path under the built book."""
+    """Every page the table of contents lists, and those of the reference, as a path under the built book."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
     chapters = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
-    return [f"{name}.html" for name in [toc["root"], *chapters]]
+    generated = [f"reference/{page.stem}" for page in sorted((HTML / "reference").glob("*.html"))]
+    return [f"{name}.html" for name in [toc["root"], *chapters, *generated]]
 
 
 @pytest.fixture(scope="module")

@@ -195,7 +195,7 @@ def test_a_killed_run_continues(tmp_path: Path) -> None:
 def test_two_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
     words = [sys.executable, "-c", SLOW, str(tmp_path / "shared")]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=120)[0] for process in both]
+    said = [process.communicate(timeout=300)[0] for process in both]
     assert said[0] == said[1] and said[0].strip()
     (journal,) = tmp_path.glob("shared/*/journal.jsonl")
     assert journal.read_text().count("chunk") == 20, "the second waited, and found all done"

@@ -239,7 +239,9 @@ def test_interpolated_pairs_equal_integrated_ones(dim, low, high, kappa_pos, dty
         assert ((a[:20] - b).abs() / b.abs().clamp(min=1)).max() < tolerance
 
 
-@pytest.mark.parametrize(("dim", "low", "high", "kappa_pos"), [(5, 16.0, 32.0, 20.0), (10, 8.0, 50.0, 20.0), (64, 102.0, 205.0, 128.0)])
+@pytest.mark.parametrize(
+    ("dim", "low", "high", "kappa_pos"), [(5, 16.0, 32.0, 20.0), (10, 8.0, 50.0, 20.0), (64, 102.0, 205.0, 128.0)]
+)
 @pytest.mark.parametrize("columns", [64, 1])
 def test_tables_for_training_equal_the_series_and_forget_nothing(dim, low, high, kappa_pos, columns):
     g = torch.Generator().manual_seed(2)

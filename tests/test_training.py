@@ -215,7 +215,7 @@ def test_checkpoints_of_other_runs_are_refused(checkpoint: Path, tmp_path: Path)
 
 def test_a_folder_that_cannot_be_written_to_fails_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError):
+    with pytest.raises(CheckpointError, match=r"needs a folder.*choose another file"):
         fit(Encoder(), InfoNCE(5.0), stopping(0), TINY, checkpoint=tmp_path / "file" / "run.pt")
 
 
@@ -226,7 +226,7 @@ def test_a_failed_write_keeps_the_old_checkpoint(checkpoint: Path, monkeypatch: 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(CheckpointError, match=r"No space.*the one before it is still there"):
         fit(Encoder(), ExactInfoNCE(5.0), draw, TINY, checkpoint=checkpoint, checkpoint_every=4)
     assert checkpoint.read_bytes() == old and list(checkpoint.parent.glob(".*.part")) == []
 

@@ -1,0 +1,299 @@
+"""Uncertainty heads: what they learn from, what is saved, what is refused, and what they say outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from pcl.heads import (
+    RECIPE,
+    FeaturePairs,
+    HeadError,
+    UncertaintyHead,
+    export_head,
+    load_head,
+    read_card,
+    save_head,
+    train_head,
+)
+from pcl.losses import HIB, ExactInfoNCE, MCInfoNCE
+from pcl.vmf import VonMisesFisher
+
+FAST = {"hidden": 16, "steps": 3, "batch_size": 16}
+
+
+def blobs(n: int = 60, n_features: int = 6) -> tuple[Tensor, Tensor]:
+    """Three classes, each a noisy point."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(n) % 3
+    centres = 3 * torch.randn(3, n_features, generator=generator)
+    return centres[labels] + torch.randn(n, n_features, generator=generator), labels
+
+
+@pytest.fixture(scope="module")
+def head() -> UncertaintyHead:
+    features, labels = blobs()
+    return train_head(features, labels, dim=4, backbone="blobs", data="three blobs", **FAST)
+
+
+def test_the_recipe_is_the_one_that_was_chosen() -> None:
+    assert (RECIPE.batch_size, RECIPE.steps, RECIPE.kappa_from) == (256, 1000, 0.0)
+    fresh = UncertaintyHead(1280)
+    assert (fresh.dim, fresh.hidden) == (8, 512)
+
+
+def test_direction_and_length_are_mu_and_kappa(head: UncertaintyHead) -> None:
+    x = torch.randn(5, 6, dtype=torch.float64)
+    v = head.net((x.float() - head.mean) / head.scale)
+    q = head(x)
+    assert isinstance(q, VonMisesFisher)
+    torch.testing.assert_close(q.loc * q.concentration[:, None], v)
+
+
+def test_training_separates_classes_and_lowers_the_loss() -> None:
+    features, labels = blobs(150)
+    trained = train_head(features, labels, dim=4, hidden=32, steps=60, batch_size=32)
+    q = trained(features)
+    cosines = (q.loc @ q.loc.T).fill_diagonal_(-2)
+    assert (labels[cosines.argmax(1)] == labels).double().mean() > 0.9
+    assert trained.card["metrics"]["loss"] < -0.5
+    assert not trained.training
+
+
+def test_training_is_reproducible_and_leaves_the_global_generator_alone() -> None:
+    features, labels = blobs()
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    first = train_head(features, labels, dim=3, **FAST)
+    assert torch.equal(torch.rand(1), expected)
+    second = train_head(features, labels, dim=3, **FAST)
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    other = train_head(features, labels, dim=3, seed=1, **FAST)
+    assert not torch.equal(other.net[0].weight, first.net[0].weight)  # type: ignore[arg-type,union-attr]
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    from pcl.training import CheckpointError
+
+    features, labels = blobs()
+    train_head(features, labels, dim=3, checkpoint=tmp_path / "run.pt", **FAST)
+    train_head(features, labels, dim=3, checkpoint=tmp_path / "run.pt", **FAST)
+    with pytest.raises(CheckpointError, match="another run"):
+        train_head(features + 1, labels, dim=3, checkpoint=tmp_path / "run.pt", **FAST)
+
+
+@pytest.mark.parametrize("loss", [MCInfoNCE(10.0, 4), HIB(10.0, 0.0, 4), ExactInfoNCE(5.0, learn_kappa_pos=True)])
+def test_any_loss_will_do(loss: torch.nn.Module) -> None:
+    features, labels = blobs()
+    card = train_head(features, labels, dim=3, loss=loss, **FAST).card
+    assert card["loss"].startswith(type(loss).__name__)
+    json.dumps(card, allow_nan=False)
+
+
+# --- pairs
+
+
+def counts(pairs: FeaturePairs, n: int = 40_000) -> Tensor:
+    i, j = pairs.indices(n, torch.Generator().manual_seed(0))
+    size = len(pairs.features)
+    return torch.bincount(i * size + j, minlength=size * size).view(size, size) / n
+
+
+def test_hard_labels_pair_uniformly_within_a_class_and_never_with_oneself() -> None:
+    labels = torch.tensor([7, 7, 7, -1, -1])
+    seen = counts(FeaturePairs(torch.rand(5, 2), labels))
+    same = (labels[:, None] == labels) & ~torch.eye(5, dtype=torch.bool)
+    wanted = same / same.sum(1, keepdim=True)
+    assert (seen[~same] == 0).all()
+    error = (wanted * (1 - wanted) / (40_000 * seen.sum(1, keepdim=True))).sqrt()
+    assert ((seen / seen.sum(1, keepdim=True) - wanted).abs() <= 4 * error).all()
+
+
+def test_soft_labels_follow_the_papers_rule() -> None:
+    generator = torch.Generator().manual_seed(2)
+    soft = torch.rand(6, 4, generator=generator).pow(3)
+    soft[0] = torch.tensor([0.0, 0.0, 0.0, 1.0])
+    soft = soft / soft.sum(1, keepdim=True)
+    seen = counts(FeaturePairs(torch.rand(6, 2, 3), soft), 200_000)  # two views: an image may meet itself
+    wanted = soft @ (soft / soft.sum(0)).T / 6
+    assert (seen - wanted).abs().max() < 0.004
+
+
+def test_given_pairs_are_drawn_as_given() -> None:
+    given = torch.tensor([[0, 3], [2, 1]])
+    seen = counts(FeaturePairs(torch.rand(4, 2), given))
+    assert set(map(tuple, seen.nonzero().tolist())) == {(0, 3), (2, 1)}
+    assert abs(float(seen[0, 3]) - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("targets", [None, torch.tensor([0, 0, 1, 1])])
+def test_an_image_is_never_shown_twice_in_one_view(targets: Tensor | None) -> None:
+    features = torch.arange(12.0).view(4, 3, 1)  # the number says which image and which view
+    x, x_pos, x_neg = FeaturePairs(features, targets)(2000, 5, torch.Generator().manual_seed(0))
+    assert (x != x_pos).all() and x_neg is not None and x_neg.shape == (2000, 5, 1)
+    assert set(x.flatten().tolist()) == set(range(12)) == set(x_neg.flatten().tolist())
+    if targets is None:
+        assert (x // 3 == x_pos // 3).all()
+
+
+@pytest.mark.parametrize(
+    ("features", "targets", "hint"),
+    [
+        (torch.rand(4, 3), None, "two views"),
+        (torch.rand(4, 3), torch.tensor([0, 0, 1, 2]), "one image"),
+        (torch.rand(4, 3), torch.tensor([0, 0, 1]), "targets must be"),
+        (torch.rand(4, 3), torch.rand(4), "targets must be"),
+        (torch.rand(4, 3), torch.tensor([[0, 4]]), "0 to 3"),
+        (torch.rand(4, 3), -torch.rand(4, 2), "0 or more"),
+        (torch.rand(4, 3), torch.zeros(4, 2), "positive sum"),
+        (torch.rand(4, 3, 2, 1), None, "features must be"),
+        (torch.full((4, 3), torch.nan), torch.tensor([0, 0, 1, 1]), "not finite"),
+    ],
+)
+def test_misuse_is_named(features: Tensor, targets: Tensor | None, hint: str) -> None:
+    with pytest.raises(ValueError, match=hint):
+        FeaturePairs(features, targets)
+
+
+def test_wrong_types_are_named() -> None:
+    with pytest.raises(TypeError, match="float"):
+        FeaturePairs(torch.ones(4, 3, dtype=torch.long), None)
+    with pytest.raises(TypeError, match="as_tensor"):
+        FeaturePairs(torch.rand(4, 3), [0, 0, 1, 1])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="dim"):
+        UncertaintyHead(4, dim=1)
+    with pytest.raises(ValueError, match="6 features"):
+        UncertaintyHead(6)(torch.rand(2, 5))
+
+
+# --- files
+
+
+def test_saved_and_loaded_it_gives_the_same_bits(head: UncertaintyHead, tmp_path: Path) -> None:
+    card = save_head(head, tmp_path / "deep" / "head.safetensors")
+    assert [p.name for p in sorted(card.parent.iterdir())] == ["head.json", "head.safetensors"]
+    again = load_head(tmp_path / "deep" / "head.safetensors", backbone="blobs", n_features=6)
+    x = blobs()[0]
+    for a, b in zip(head.tensors(x), again.tensors(x), strict=True):
+        assert torch.equal(a, b)
+    assert {k: v for k, v in again.card.items() if k not in ("versions", "kappa")} == head.card
+
+
+def test_the_card_says_what_was_done(head: UncertaintyHead, tmp_path: Path) -> None:
+    save_head(head, tmp_path / "head.safetensors")
+    card = read_card(tmp_path / "head.safetensors")
+    assert card["backbone"] == "blobs" and card["data"] == "three blobs" and card["dim"] == 4
+    assert card["loss"] == "ExactInfoNCE(kappa_pos=20)" and card["kappa_pos"] == 20.0
+    assert card["metrics"]["loss"] < 1 and {"pcl", "torch"} <= card["versions"].keys()
+    assert card["training"]["steps"] == 3 and card["pairs"] == "labels"
+
+
+def damage_weights(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def edit_card(path: Path, **changes: object) -> None:
+    file = path.with_suffix(".json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def disguise_pickle(path: Path) -> None:
+    import hashlib
+
+    torch.save({"weight": torch.ones(2)}, path)
+    edit_card(path, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("harm", "hint"),
+    [
+        (damage_weights, "checksum"),
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "checksum"),
+        (lambda path: path.unlink(), "cannot be read"),
+        (lambda path: path.with_suffix(".json").unlink(), "card"),
+        (lambda path: path.with_suffix(".json").write_text("{"), "not JSON"),
+        (lambda path: path.with_suffix(".json").write_text("[]"), "format"),
+        (lambda path: edit_card(path, format="pcl.head 0"), "pcl.head 0"),
+        (lambda path: path.with_suffix(".json").write_text('{"format": "pcl.head 1"}'), "lacks"),
+        (lambda path: edit_card(path, dim=5), "does not hold"),
+        (lambda path: edit_card(path, features=7), "does not hold"),
+        (disguise_pickle, "does not hold"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(head: UncertaintyHead, tmp_path: Path, harm, hint: str) -> None:
+    path = tmp_path / "head.safetensors"
+    save_head(head, path)
+    harm(path)
+    with pytest.raises(HeadError, match=hint):
+        load_head(path)
+
+
+def test_another_backbone_is_refused(head: UncertaintyHead, tmp_path: Path) -> None:
+    save_head(head, tmp_path / "head.safetensors")
+    with pytest.raises(HeadError, match=r"blobs.*resnet18"):
+        load_head(tmp_path / "head.safetensors", backbone="resnet18")
+    with pytest.raises(HeadError, match=r"6 features.*512"):
+        load_head(tmp_path / "head.safetensors", n_features=512)
+    with pytest.raises(ValueError, match="safetensors"):
+        save_head(head, tmp_path / "head.pt")
+
+
+def test_a_writer_that_fails_leaves_the_old_head_whole(
+    head: UncertaintyHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_head(head, tmp_path / "head.safetensors")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pcl.heads.os.fsync", full)
+    changed = UncertaintyHead(6, 4, 16)
+    with pytest.raises(OSError, match="No space"):
+        save_head(changed, tmp_path / "head.safetensors")
+    monkeypatch.undo()
+    again = load_head(tmp_path / "head.safetensors")
+    assert torch.equal(again.net[0].weight, head.net[0].weight)  # type: ignore[arg-type,union-attr]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+OUTSIDE = """
+import sys, torch
+inputs = torch.load(sys.argv[2], weights_only=True)
+module = torch.export.load(sys.argv[1]).module()
+torch.save([module(x) for x in inputs], sys.argv[3])
+assert not [name for name in sys.modules if name.split(".")[0] == "pcl"]
+"""
+
+
+def test_exported_it_gives_the_same_numbers_in_another_process(head: UncertaintyHead, tmp_path: Path) -> None:
+    with torch.no_grad():
+        mended = UncertaintyHead(6, 4, 16)
+        mended.load_state_dict(head.state_dict())
+        mended.calibration.copy_(torch.tensor([1.7, 0.6]))  # calibration travels along
+        inputs = [torch.randn(n, 6, generator=torch.Generator().manual_seed(n)) for n in (1, 2, 33)]
+        export_head(mended, tmp_path / "head.pt2")
+        torch.save(inputs, tmp_path / "x.pt")
+        files = [str(tmp_path / name) for name in ("head.pt2", "x.pt", "y.pt")]
+        subprocess.run([sys.executable, "-c", OUTSIDE, *files], check=True, cwd=tmp_path)
+        for x, found in zip(inputs, torch.load(tmp_path / "y.pt", weights_only=True), strict=True):
+            for a, b in zip(found, mended.tensors(x), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="pt2"):
+        export_head(head, tmp_path / "head.onnx")
+
+
+def test_options_are_those_of_the_configuration() -> None:
+    features, labels = blobs()
+    with pytest.raises(TypeError, match="stepz"):
+        train_head(features, labels, stepz=3)
+    assert replace(RECIPE, steps=3).steps == 3

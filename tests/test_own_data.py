@@ -1,0 +1,322 @@
+"""Your own data: a folder with broken images in it, from the command line to a ranked list, stopped and resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import pcl._torchvision  # noqa: F401  timm may need it
+from pcl import embedding
+from pcl.cli import main
+from pcl.embedding import (
+    Embedded,
+    embed,
+    find_images,
+    load_features,
+    make_loss,
+    plot_map,
+    rank,
+    timm_backbone,
+    train_from,
+    write_table,
+)
+from pcl.heads import HeadError, UncertaintyHead, load_head
+from pcl.vmf import VonMisesFisher
+
+pytest.importorskip("timm", reason="the extra `images` is not installed")
+warnings.filterwarnings("ignore", message="IProgress not found")
+MODEL = ["--model", "test_resnet", "--weights", "random", "--size", "32"]
+BROKEN = {"circles/cut.png", "squares/letter.jpg", "squares/nothing.png"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of generated images, and three files that are none."""
+    from PIL import Image, ImageDraw
+
+    root = tmp_path_factory.mktemp("photos") / "photos"
+    generator = torch.Generator().manual_seed(0)
+    for name in ("circles", "squares"):
+        (root / name / "deeper").mkdir(parents=True)
+        for i in range(12):
+            image = Image.new("RGB" if i % 3 else "L", (40 + i, 36))
+            x, y, r = (int(v) for v in torch.randint(4, 14, (3,), generator=generator))
+            draw, box = ImageDraw.Draw(image), (x, y, x + r + 6, y + r + 6)
+            colour = (255, 40 * (i % 5), 0) if i % 3 else 255
+            (draw.ellipse if name == "circles" else draw.rectangle)(box, fill=colour)
+            image.save(root / name / ("deeper" if i % 2 else "") / f"{i}.png")
+    whole = (root / "circles" / "0.png").read_bytes()
+    (root / "circles" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (root / "squares" / "letter.jpg").write_text("not an image")
+    (root / "squares" / "nothing.png").write_bytes(b"")
+    (root / "squares" / "notes.txt").write_text("not meant to be one")
+    return root
+
+
+@pytest.fixture(scope="module")
+def work(folder: Path) -> Path:
+    """The folder's features and a head, made by the commands."""
+    out = folder.parent
+    assert main(["embed", str(folder), *MODEL, "--views", "2", "--out", str(out / "f.safetensors")]) == 0
+    fast = ["--dim", "3", "--hidden", "8", "--steps", "4", "--batch-size", "8"]
+    assert main(["train-head", str(out / "f.safetensors"), "--out", str(out / "head.safetensors"), *fast]) == 0
+    return out
+
+
+def test_from_a_folder_to_a_ranked_list(folder: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = load_features(work / "f.safetensors")
+    assert data.features.shape[:2] == (24, 3) and set(data.broken) == BROKEN
+    assert data.classes == ["circles", "squares"] and data.labels is not None and data.labels.bincount().tolist() == [12, 12]
+    assert data.backbone.startswith("test_resnet@32px#")
+    words = ["rank", str(work / "f.safetensors"), "--head", str(work / "head.safetensors")]
+    assert main([*words, "--out", str(work / "r.csv")]) == 0
+    assert "24 images, the most ambiguous first" in capsys.readouterr().out
+    rows = list(csv.DictReader((work / "r.csv").open()))
+    kappas = [float(row["kappa"]) for row in rows]
+    assert kappas == sorted(kappas) and len(rows) == 24 and rows[0]["rank"] == "1"
+    assert {row["path"] for row in rows} == set(data.paths) and all(row["path"].startswith(row["class"]) for row in rows)
+    for row in rows[:3]:
+        mu = torch.tensor([float(row[f"mu_{d}"]) for d in range(3)])
+        q = VonMisesFisher(mu[None] / mu.norm(), torch.tensor([float(row["kappa"])]))
+        assert abs(float(q.credible_cosine(0.95).acos().rad2deg()) - float(row["cap95_degrees"])) < 0.1
+        assert abs(float(mu.norm()) - 1) < 1e-5
+
+
+def test_parquet_holds_the_same_table(work: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    words = ["rank", str(work / "f.safetensors"), "--head", str(work / "head.safetensors"), "--show", "0"]
+    assert main([*words, "--out", str(work / "r.parquet")]) == 0
+    head, data = load_head(work / "head.safetensors"), load_features(work / "f.safetensors")
+    assert pq.read_table(work / "r.parquet").to_pydict() == rank(data, head)
+
+
+def test_without_pyarrow_the_table_is_csv_and_says_so(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    words = ["rank", str(work / "f.safetensors"), "--head", str(work / "head.safetensors")]
+    assert main([*words, "--out", str(work / "fallback.parquet")]) == 0
+    assert "pyarrow" in capsys.readouterr().err
+    assert (work / "fallback.csv").exists() and not (work / "fallback.parquet").exists()
+
+
+def test_broken_images_are_reported_and_do_not_end_the_run(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["embed", str(folder), *MODEL, "--out", str(tmp_path / "f.safetensors")]) == 0
+    said = capsys.readouterr()
+    assert "24 images embedded" in said.out and "3 skipped" in said.out
+    assert all(f"skipped {path}" in said.err for path in BROKEN)
+    assert [p.name for p in tmp_path.iterdir()] == ["f.safetensors"], "nothing is left behind"
+
+
+def test_embedding_goes_on_where_it_was_stopped(
+    folder: Path, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in its second chunk, and started again: the first chunk is not read again, the result is the same."""
+    read: list[int] = []
+    plain = embedding.FolderImages.__getitem__
+
+    def limited(self: embedding.FolderImages, i: int) -> torch.Tensor:
+        read.append(i)
+        if len(read) == 14:
+            raise KeyboardInterrupt
+        return plain(self, i)
+
+    net = timm_backbone("test_resnet", "random", 32)
+    monkeypatch.setattr(embedding.FolderImages, "__getitem__", limited)
+    with pytest.raises(KeyboardInterrupt):
+        embed(folder, tmp_path / "f.safetensors", net, batch_size=2)
+    assert not (tmp_path / "f.safetensors").exists()
+    before, read[:] = set(read), [0] * 20
+    resumed = embed(folder, tmp_path / "f.safetensors", net, batch_size=2)
+    fresh = set(read[20:]) - {0}  # the first image is always looked at, for the number of features
+    assert fresh and not (fresh & set(range(1, 8))), "the finished chunk was read again"
+    assert before | fresh >= set(range(1, 27))
+    whole = load_features(work / "f.safetensors")
+    assert resumed.paths == whole.paths and resumed.broken.keys() == whole.broken.keys()
+    torch.testing.assert_close(resumed.features[:, 0], whole.features[:, 0])
+
+
+def test_augmentations_are_the_same_every_time_and_differ_from_one_another(folder: Path, work: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    again = embed(folder, tmp_path / "f.safetensors", "test_resnet", weights="random", size=32, views=2)
+    whole = load_features(work / "f.safetensors")
+    torch.testing.assert_close(again.features, whole.features)
+    views = whole.features
+    assert not torch.allclose(views[:, 0], views[:, 1]) and not torch.allclose(views[:, 1], views[:, 2])
+
+
+def test_training_goes_on_where_it_was_stopped(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    words = ["train-head", str(work / "f.safetensors"), "--dim", "3", "--hidden", "8", "--steps", "4", "--batch-size", "8"]
+    plain = embedding.save_head
+
+    def interrupted(head: UncertaintyHead, path: Path) -> Path:
+        calls.append(path)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return plain(head, path)
+
+    monkeypatch.setattr(embedding, "save_head", interrupted)
+    assert main([*words, "--out", str(tmp_path / "head.safetensors")]) == 130
+    assert [p.name for p in tmp_path.iterdir()] == [".head.safetensors.checkpoint"]
+    assert main([*words, "--out", str(tmp_path / "head.safetensors")]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["head.json", "head.safetensors"]
+    for name, part in load_head(work / "head.safetensors").state_dict().items():
+        assert torch.equal(part, load_head(tmp_path / "head.safetensors").state_dict()[name])
+
+
+def test_views_train_without_labels_and_by_sampling(work: Path, tmp_path: Path) -> None:
+    words = ["train-head", str(work / "f.safetensors"), "--pairs", "views", "--loss", "mc", "--samples", "2"]
+    words += ["--dim", "3", "--hidden", "8", "--steps", "2", "--batch-size", "8", "--held-out", "0"]
+    assert main([*words, "--out", str(tmp_path / "h.safetensors")]) == 0
+    card = json.loads((tmp_path / "h.json").read_text())
+    assert card["pairs"] == "views" and card["loss"].startswith("MCInfoNCE") and card["calibration"] == [1.0, 1.0]
+
+
+def test_the_head_is_recalibrated_on_images_it_did_not_see(work: Path) -> None:
+    card = load_head(work / "head.safetensors").card
+    assert card["metrics"]["held_out_images"] == 4
+    assert card["metrics"]["held_out_nats"] >= card["metrics"]["held_out_nats_raw"] - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["embed", "no-such-folder", "--out", "f.safetensors"], "does not exist"),
+        (["embed", ".", "--out", "f.npz"], "safetensors"),
+        (["embed", ".", "--out", "f.safetensors"], "no images"),
+        (["train-head", "no.safetensors", "--out", "h.safetensors"], "pcl embed"),
+        (["train-head", "{f}", "--out", "h.safetensors", "--loss", "triplet"], "exact or mc"),
+        (["train-head", "{f}", "--out", "h.safetensors", "--pairs", "captions"], "labels or views"),
+        (["train-head", "{f}", "--out", "h.safetensors", "--dim", "1"], "dim"),
+        (["train-head", "{f}", "--out", "h.pt"], "safetensors"),
+        (["rank", "{f}", "--head", "no.safetensors", "--out", "r.csv"], "cannot be read"),
+        (["rank", "{f}", "--head", "{h}", "--out", "r.xlsx"], "parquet"),
+        (["rank", "{h}", "--head", "{h}", "--out", "r.csv"], "not made by"),
+    ],
+)
+def test_slips_get_one_line(
+    words: list[str], hint: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"f": str(work / "f.safetensors"), "h": str(work / "head.safetensors")}
+    assert main([word.format(**names) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert hint in said and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_does_not_exist_gets_a_suggestion(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="resnet18"):
+        timm_backbone("resnet_18")
+    with pytest.raises(ValueError, match="no file"):
+        timm_backbone("test_resnet", weights=str(tmp_path / "none.pth"))
+
+
+def test_weights_come_from_a_file_and_name_the_backbone(tmp_path: Path) -> None:
+    import timm
+    from safetensors.torch import save_file
+
+    model = timm.create_model("test_resnet", pretrained=False)
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    save_file(model.state_dict(), str(tmp_path / "w.safetensors"))
+    names = {timm_backbone("test_resnet", str(tmp_path / name), 32).name for name in ("w.pth", "w.safetensors")}
+    assert len(names) == 1 and names != {timm_backbone("test_resnet", "random", 32).name}
+
+
+def test_a_head_refuses_features_of_another_model(work: Path) -> None:
+    data, head = load_features(work / "f.safetensors"), load_head(work / "head.safetensors")
+    data.backbone = "resnet18@32px#000000000000"
+    with pytest.raises(HeadError, match="resnet18"):
+        rank(data, head)
+
+
+def test_layouts(tmp_path: Path) -> None:
+    for name in ("b.png", "a.JPG"):
+        (tmp_path / name).touch()
+    flat = find_images(tmp_path)
+    assert flat.paths == ["a.JPG", "b.png"] and flat.labels is None
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "c.png").touch()
+    with pytest.raises(ValueError, match="loose"):
+        find_images(tmp_path)
+
+
+def test_a_flat_folder_has_no_labels_to_train_on() -> None:
+    data = Embedded(torch.rand(8, 1, 4), [str(i) for i in range(8)], None, [], "x")
+    with pytest.raises(ValueError, match="folder per class"):
+        train_from(data)
+    with pytest.raises(ValueError, match="two augmentations"):
+        train_from(data, "views")
+
+
+def test_images_without_a_partner_are_left_out_of_pairs() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 10 + [2])
+    data = Embedded(torch.rand(21, 1, 4), [str(i) for i in range(21)], labels, ["a", "b", "c"], "x")
+    head = train_from(data, dim=3, hidden=8, steps=2, batch_size=8)
+    assert head.card["images"] <= 20 and len(rank(data, head)["path"]) == 21
+    alone = Embedded(torch.rand(4, 1, 4), list("abcd"), torch.arange(4), list("abcd"), "x")
+    with pytest.raises(ValueError, match="another of its class"):
+        train_from(alone, held_out=0.0)
+
+
+def test_a_folder_of_broken_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.png").write_text("no")
+    with pytest.raises(ValueError, match="none of 1"):
+        embed(tmp_path / "in", tmp_path / "f.safetensors", "test_resnet", weights="random", size=32)
+
+
+def test_damaged_features_are_refused(work: Path, tmp_path: Path) -> None:
+    (tmp_path / "f.safetensors").write_bytes((work / "f.safetensors").read_bytes()[:200])
+    with pytest.raises(ValueError, match="damaged"):
+        load_features(tmp_path / "f.safetensors")
+
+
+def test_tables_are_written_whole(tmp_path: Path) -> None:
+    table = {"path": ['a, "b".png', "ü.png"], "kappa": [1.5, 2.0]}
+    assert write_table(table, tmp_path / "t.csv") == tmp_path / "t.csv"
+    rows = list(csv.DictReader((tmp_path / "t.csv").open(encoding="utf-8")))
+    assert [row["path"] for row in rows] == table["path"]
+    with pytest.raises(ValueError, match="parquet"):
+        write_table(table, tmp_path / "t.txt")
+
+
+def test_losses_by_name() -> None:
+    assert make_loss("exact", 5.0).kappa_pos == 5.0 and make_loss("mc", 5.0, 3).n_samples == 3  # type: ignore[union-attr]
+
+
+def test_the_map_draws_the_uncertain_larger_and_paler() -> None:
+    plt = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    kappa = torch.linspace(2.0, 90.0, 40)
+    q = VonMisesFisher(torch.nn.functional.normalize(torch.randn(40, 3), dim=-1), kappa)
+    fig, ax = plt.subplots()
+    xy = plot_map(ax, q, torch.arange(40) % 2, ["a", "b"])
+    (points,) = ax.collections
+    places = torch.as_tensor(points.get_offsets().data)
+    order = torch.cdist(places, xy).argmin(1)  # which image each point is
+    sizes, alphas = torch.as_tensor(points.get_sizes()), torch.as_tensor(points.get_facecolors())[:, 3]
+    by_image = torch.empty(40, dtype=torch.long)
+    by_image[order] = torch.arange(40)
+    assert (sizes[by_image].diff() <= 0).all() and (alphas[by_image].diff() >= 0).all()
+    assert sizes[by_image][0] > 3 * sizes[by_image][-1] and alphas[by_image][0] < 0.5 * alphas[by_image][-1]
+    assert [text.get_text() for text in ax.texts] == ["a", "b"]
+    plt.close(fig)
+
+
+def test_the_example_runs_on_digits(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    words = ["--digits", "--out", str(tmp_path), "--dim", "4", "--steps", "15"]
+    done = subprocess.run([sys.executable, root / "examples" / "own_images.py", *words], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert "most ambiguous" in done.stdout and "credible sets" in done.stdout and "silent" in done.stdout
+    assert {"head.safetensors", "head.json", "head.pt2", "map.svg"} <= {p.name for p in tmp_path.iterdir()}
