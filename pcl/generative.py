@@ -240,15 +240,10 @@ def _pick_entries(
     log_weights: Tensor,  # (rows, columns)
     n: int,
     generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:  # row and column numbers, (n,) each
-    """Entries of a table, drawn in proportion to their weights."""
+) -> tuple[Tensor, Tensor]:  # row and column numbers, (n,) each, or fewer
+    """Entries of a table, drawn in proportion to their weights; not more than there are entries that carry the mass."""
     weights = (log_weights - log_weights.max()).clamp_(min=-80).exp_()  # below, subnormal numbers would be slow
-    worth = float(weights.sum().square() / weights.flatten().dot(weights.flatten()))  # entries that carry the mass
-    if worth < n:
-        raise RuntimeError(
-            f"{n} pairs asked from a table whose mass sits in about {worth:.0f} entries: ask for fewer pairs at a time,"
-            " raise pool, or lower kappa_pos"
-        )
+    n = min(n, int(weights.sum().square() / weights.flatten().dot(weights.flatten())))
     rows = torch.multinomial(weights.sum(1), n, replacement=True, generator=generator)
     heaps = weights[rows].cumsum(1)
     level = torch.rand(n, 1, dtype=heaps.dtype, generator=generator) * heaps[:, -1:]
@@ -347,11 +342,19 @@ class PaperProcess:
         return Pairs(x, x_pos, self.draw((n, n_neg), generator) if n_neg else None)
 
     def _pool_pairs(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Pairs from the table of a fresh pool, in proportion to the density ratio of their latents."""
-        x, x_pos = self.draw((2, self.pool), generator)
-        z, z_pos = self.sample_posterior(torch.stack([x, x_pos]), 1, generator)[0]
-        rows, columns = _pick_entries((z @ z_pos.T).mul_(self.kappa_pos), n, generator)
-        return x[rows], x_pos[columns]
+        """Pairs from the tables of fresh pools, in proportion to the density ratio of their latents."""
+        kept: list[Tensor] = []
+        found, rounds = 0, 64
+        for _ in range(rounds):
+            x, x_pos = self.draw((2, self.pool), generator)
+            z, z_pos = self.sample_posterior(torch.stack([x, x_pos]), 1, generator)[0]
+            rows, columns = _pick_entries((z @ z_pos.T).mul_(self.kappa_pos), n - found, generator)
+            kept.append(torch.stack([x[rows], x_pos[columns]]))
+            found += len(rows)
+            if found == n:
+                x, x_pos = torch.cat(kept, dim=1)
+                return x, x_pos
+        raise RuntimeError(f"{rounds} tables hold {found} independent pairs, {n} wanted: raise pool, or lower kappa_pos")
 
     def _accepted_pairs(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Pairs kept with the published probability, from blocks of independent candidates."""

@@ -320,13 +320,21 @@ def test_bad_options_of_the_paper_process_are_refused(options: dict, words: str)
         PaperProcess(**options)
 
 
+def test_a_batch_takes_as_many_tables_as_it_needs() -> None:
+    """In 32 dimensions few entries of a table carry its mass; a batch from one table would repeat them."""
+    world = PaperProcess(32, smoothing_steps=500, pool=512)
+    pairs = world.sample(256, generator=torch.Generator().manual_seed(0))
+    assert pairs.x.shape == pairs.x_pos.shape == (256, 32)
+    assert len(pairs.x.unique(dim=0)) > 128
+
+
 def test_hopeless_requests_say_what_to_do(world: PaperProcess) -> None:
     with pytest.raises(ValueError, match="features"):
         world.mu(torch.zeros(3, 9))
     with pytest.raises(ValueError, match="n must be"):
         world.sample(0)
     with pytest.raises(RuntimeError, match="raise pool"):
-        PaperProcess(smoothing_steps=500, pool=4).sample(64)
+        PaperProcess(smoothing_steps=500, pool=2).sample(512)
     with pytest.raises(RuntimeError, match="pairs='exact'"):
         PaperProcess(smoothing_steps=500, kappa_pos=1e6, pairs="published").sample(8)
     with pytest.raises(RuntimeError, match="smoothing_steps"):
