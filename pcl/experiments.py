@@ -640,7 +640,7 @@ world_experiment(
     {"steps": 1500},
 )
 
-# %% ../nbs/34_dimension.ipynb #e844e379
+# %% ../nbs/34_dimension.ipynb #c5330161
 world_experiment(
     "figure4",
     "Does the encoder need the right dimension?",
@@ -648,7 +648,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #3be86f83
+# %% ../nbs/35_which_loss.ipynb #1dc1e0f6
 LOSS_ROWS: dict[str, dict[str, Any]] = {
     name: {"loss": name, **(PHASES if name == "mcinfonce" else JOINT)}  # as each was tuned best in the paper's table 7
     for name in ("hib", "elk", "mcinfonce", "infonce", "exact-infonce", "exact-nwj")
@@ -689,7 +689,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #28175649
+# %% ../nbs/35_which_loss.ipynb #a1107906
 def measure_grid(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train every cell of table 7's grid and name the best by the rank correlation of kappa."""
     cells: dict[str, list[float]] = {"m": [], "kappa_pos_learnable": [], "phasewise": [], "kappa_rank": [], "kappa_mae": []}
@@ -714,7 +714,7 @@ world_experiment(
     measure=measure_grid,
 )
 
-# %% ../nbs/36_scaling.ipynb #af3086a7
+# %% ../nbs/36_scaling.ipynb #45ab8858
 def _posterior(process: Process, x: Tensor) -> VonMisesFisher:
     """The true posteriors, in double precision."""
     mu, kappa = true_parameters(process, x)
@@ -744,7 +744,7 @@ def _log_partition(q: VonMisesFisher, base: VonMisesFisher, process: Process) ->
     table = log_marginal(cos, q.concentration[:, None], base.concentration[None], process.kappa_pos, process.dim)
     return table.logsumexp(1) - math.log(cos.shape[1])
 
-# %% ../nbs/36_scaling.ipynb #5a3b63f0
+# %% ../nbs/36_scaling.ipynb #f639fe6f
 def measure_scaling(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train in a world, and say how much its pairs tell."""
     outcome = measure_world(config, seed, checkpoint)
@@ -778,7 +778,7 @@ world_experiment(
     measure=measure_scaling,
 )
 
-# %% ../nbs/37_scale.ipynb #c6ee18d5
+# %% ../nbs/37_scale.ipynb #27bce77d
 world_experiment(
     "paper_world",
     "Which loss reaches the paper's own numbers in the paper's own world, and after how many pairs?",
