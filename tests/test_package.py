@@ -116,7 +116,8 @@ def test_the_source_distribution_is_the_whole_project(root: Path, sdist: Path) -
     assert sdist.name == f"{DISTRIBUTION.replace('-', '_')}-{VERSION}.tar.gz"
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    folders = {"pcl": "*.py", "nbs": "*", "tests": "*.py", "book": "**/*", "results": "**/*.json", "benchmarks": "*.py"}
+    folders = {"pcl": "*.py", "nbs": "*", "tests": "*.py", "book": "**/*", "results": "**/*.json"}
+    folders |= {"benchmarks": "*.py", "examples": "*.py"}
     for folder, pattern in folders.items():
         files = [p for p in (root / folder).glob(pattern) if p.is_file() and "__pycache__" not in p.parts]
         assert {p.relative_to(root).as_posix() for p in files} - inside == set(), f"{folder} is not complete"
