@@ -611,7 +611,7 @@ world_experiment(
     varied=("kappa_from", "mu_until"),  # one backbone cannot be trained in phases
 )
 
-# %% ../nbs/32_samples.ipynb #96085cf0
+# %% ../nbs/32_samples.ipynb #8f5b5eef
 world_experiment(
     "figure3",
     "How does the error in kappa depend on the number of samples?",
@@ -624,7 +624,7 @@ world_experiment(
     varied=("n_samples", "n_neg"),
 )
 
-# %% ../nbs/33_family.ipynb #b17882ce
+# %% ../nbs/33_family.ipynb #980cadac
 world_experiment(
     "table2",
     "Does the encoder rank certainties of posteriors that are not von Mises-Fisher?",
