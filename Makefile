@@ -17,7 +17,7 @@ help:
 	@echo "make book       build the book: every chapter runs, every warning is an error"
 	@echo "make data       get CIFAR-10 and the human labels of CIFAR-10H, for the chapters and tests on images"
 	@echo "make serve      serve the built book on http://127.0.0.1:8000"
-	@echo "make bench      time the library against its peers, as ratios in one run"
+	@echo "make bench      time the library against its peers in one run, and record the ratios"
 	@echo "make clean      remove everything that was built, the virtual environment included"
 
 setup: $(READY)

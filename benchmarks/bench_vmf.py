@@ -2,33 +2,75 @@
 
 from __future__ import annotations
 
-import torch
-from power_spherical import PowerSpherical
+from collections.abc import Callable
+from typing import Any
 
-from benchmarks.timing import Row, best_times, show
+import numpy as np
+import torch
+from scipy.stats import vonmises_fisher
+from torch import Tensor
+
+from benchmarks.timing import Bars, Row, installed, interleaved, show
 from pcl.vmf import VonMisesFisher, published_sample
 
-CASES = ((512, 512, 10, 20.0, 5.0), (64, 512, 128, 200.0, 2.0))  # draws, batch, dim, kappa, bar against the classic loop
-ROUNDS = 9
+# draws, batch, dim, kappa, bar against the classic loop
+FULL = ((512, 512, 10, 20.0, 5.0), (64, 512, 128, 200.0, 2.0))
+QUICK = ((8, 16, 10, 20.0, 5.0), (8, 16, 128, 200.0, 2.0))
+GROUP = "Sampling"
 
 
-def rows() -> list[Row]:
-    """Three peers for each case."""
-    table = []
-    for draws, batch, dim, kappa, bar in CASES:
-        loc = torch.nn.functional.normalize(torch.randn(batch, dim, generator=torch.Generator().manual_seed(0)), dim=-1)
-        concentration = torch.full((batch,), kappa)
-        ours, light = VonMisesFisher(loc, concentration), PowerSpherical(loc, concentration)
-        calls = {
-            "ours": lambda ours=ours, draws=draws: ours.sample((draws,)),
-            "classic rejection loop": lambda loc=loc, k=concentration, draws=draws: published_sample(loc, k, draws),
-            "power_spherical": lambda light=light, draws=draws: light.sample((draws,)),
-            "torch.randn (floor)": lambda shape=(draws, batch, dim): torch.randn(shape),
-        }
-        best = best_times(calls, ROUNDS)
-        bars = {"classic rejection loop": bar, "power_spherical": 1.0, "torch.randn (floor)": None}
-        name = f"sample {draws} x {batch}, D={dim}, kappa={kappa:g}"
-        table += [Row(name, best["ours"], peer, best[peer], goal) for peer, goal in bars.items()]
+def tfp_sampler(loc: Tensor, kappa: Tensor, draws: int) -> Callable[[], Any] | None:
+    """TensorFlow Probability's sampler, compiled to a graph; None where it is not installed."""
+    tf, tfp = installed("tensorflow"), installed("tensorflow_probability")
+    if tf is None or tfp is None:
+        return None
+    law = tfp.distributions.VonMisesFisher(tf.constant(loc.numpy()), tf.constant(kappa.numpy()))
+    return tf.function(lambda: law.sample(draws))
+
+
+def batch_rows(draws: int, batch: int, dim: int, kappa: float, bar: float, rounds: int) -> list[Row]:
+    """Many draws around each of many means, in single precision."""
+    loc = torch.nn.functional.normalize(torch.randn(batch, dim, generator=torch.Generator().manual_seed(0)), dim=-1)
+    concentration = torch.full((batch,), kappa)
+    ours = VonMisesFisher(loc, concentration)
+    calls: dict[str, Callable[[], object]] = {
+        "ours": lambda: ours.sample((draws,)),
+        "classic": lambda: published_sample(loc, concentration, draws),
+        "randn": lambda: torch.randn(draws, batch, dim),
+    }
+    light = installed("power_spherical")
+    if light:
+        law = light.PowerSpherical(loc, concentration)
+        calls["power_spherical"] = lambda: law.sample((draws,))
+    other = tfp_sampler(loc, concentration, draws)
+    if other:
+        calls["tfp"] = other
+    peers = {
+        "classic": ("classic rejection loop", bar),
+        "power_spherical": ("power_spherical (a lighter law)", 1.0),
+        "tfp": ("tensorflow-probability", 1.0),
+        "randn": ("torch.randn (floor)", None),
+    }
+    name = f"sample {draws} x {batch}, D={dim}, kappa={kappa:g}, float32"
+    return Bars(f"sample.D={dim}", name, GROUP, peers).rows(interleaved(calls, rounds))
+
+
+def scipy_rows(draws: int, dim: int, kappa: float, rounds: int) -> list[Row]:
+    """Many draws around one mean in double precision: all that scipy's distribution offers."""
+    loc = torch.nn.functional.normalize(torch.randn(dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), dim=0)
+    ours, peer = VonMisesFisher(loc, kappa), vonmises_fisher(loc.numpy(), kappa)
+    generator = np.random.default_rng(0)
+    calls = {"ours": lambda: ours.sample((draws,)), "scipy": lambda: peer.rvs(draws, random_state=generator)}
+    name = f"sample {draws:,} around one mean, D={dim}, kappa={kappa:g}, float64"
+    return Bars(f"sample.D={dim}", name, GROUP, {"scipy": ("scipy.stats.vonmises_fisher", 1.0)}).rows(interleaved(calls, rounds))
+
+
+def rows(quick: bool = False) -> list[Row]:
+    """Every peer for each case."""
+    rounds, table = (2 if quick else 15), []
+    for draws, batch, dim, kappa, bar in QUICK if quick else FULL:
+        table += batch_rows(draws, batch, dim, kappa, bar, rounds)
+        table += scipy_rows(draws * batch, dim, kappa, rounds)
     return table
 
 

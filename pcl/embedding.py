@@ -6,7 +6,7 @@
 __all__ = ['SUFFIXES', 'DEFAULT_MODEL', 'Listing', 'find_images', 'TimmBackbone', 'timm_backbone', 'FolderImages', 'Embedded',
            'load_features', 'embed', 'make_loss', 'train_from', 'rank', 'write_table', 'plot_map', 'train_head_file']
 
-# %% ../nbs/53_your_own_data.ipynb #17a35dd4
+# %% ../nbs/53_your_own_data.ipynb #7862c6de
 import csv
 import difflib
 import io
@@ -31,7 +31,7 @@ from .vmf import VonMisesFisher
 if TYPE_CHECKING:  # at run time matplotlib comes in only when a map is drawn
     from matplotlib.axes import Axes
 
-# %% ../nbs/53_your_own_data.ipynb #1ddad7c5
+# %% ../nbs/53_your_own_data.ipynb #6356b022
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
@@ -64,7 +64,7 @@ def find_images(
     classes = sorted({part[0] for part in parts})
     return Listing(folder, paths, torch.tensor([classes.index(part[0]) for part in parts]), classes)
 
-# %% ../nbs/53_your_own_data.ipynb #40b9247f
+# %% ../nbs/53_your_own_data.ipynb #a3efdcf7
 DEFAULT_MODEL = "tf_efficientnet_lite0"
 
 
@@ -77,7 +77,7 @@ class TimmBackbone:
     plain: Callable[[Any], Tensor]  # from a PIL image to what the model takes
     augment: Callable[[Any], Tensor]  # the same, with a random crop, flip and change of colour
 
-# %% ../nbs/53_your_own_data.ipynb #4ca014d5
+# %% ../nbs/53_your_own_data.ipynb #d91e3831
 def timm_backbone(
     name: str = DEFAULT_MODEL,
     weights: str = "pretrained",  # or "random", or a file with a state dict
@@ -103,7 +103,7 @@ def timm_backbone(
     title = f"{name}@{config['input_size'][1]}px#{fingerprint(model)[:12]}"
     return TimmBackbone(title, model, plain, augment)
 
-# %% ../nbs/53_your_own_data.ipynb #c4da823d
+# %% ../nbs/53_your_own_data.ipynb #4c9449eb
 def _with_weights(name: str, weights: str, create: Callable[..., Any]) -> Any:
     """A model of timm without its classifier, with the weights asked for."""
     if weights == "pretrained" and name == DEFAULT_MODEL:
@@ -132,7 +132,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         return load(path.read_bytes())
     return torch.load(path, map_location="cpu", weights_only=True)
 
-# %% ../nbs/53_your_own_data.ipynb #905d5395
+# %% ../nbs/53_your_own_data.ipynb #88a1eb6a
 class FolderImages:
     """Decodes the images of a folder on demand; those it cannot read become zeros, and are noted in a file."""
 
@@ -182,7 +182,7 @@ class FolderImages:
                 random.setstate(states[0])
                 np.random.set_state(states[1])  # noqa: NPY002
 
-# %% ../nbs/53_your_own_data.ipynb #a4a17711
+# %% ../nbs/53_your_own_data.ipynb #6e6c6011
 @dataclass
 class Embedded:
     """Features of the readable images of a folder."""
@@ -209,7 +209,7 @@ class Embedded:
 
 _FEATURES = "pcl.features 1"
 
-# %% ../nbs/53_your_own_data.ipynb #4a1d194b
+# %% ../nbs/53_your_own_data.ipynb #5e096594
 def load_features(
     path: str | Path,
 ) -> Embedded:
@@ -230,7 +230,7 @@ def load_features(
     text = json.loads(bytes(tensors["text"].tolist()))
     return Embedded(tensors["features"], text["paths"], tensors.get("labels"), text["classes"], about["backbone"], text["broken"])
 
-# %% ../nbs/53_your_own_data.ipynb #4f35d828
+# %% ../nbs/53_your_own_data.ipynb #30520684
 def embed(
     folder: str | Path,  # of images
     out: str | Path,  # ends in .safetensors
@@ -271,7 +271,7 @@ def embed(
     shutil.rmtree(parts, ignore_errors=True)
     return result
 
-# %% ../nbs/53_your_own_data.ipynb #18f4f3df
+# %% ../nbs/53_your_own_data.ipynb #398bfe54
 def _stamp(path: Path) -> tuple[int, int]:
     """What changes when a file does."""
     found = path.stat()
@@ -295,7 +295,7 @@ def _read_notes(log: Path) -> dict[str, str]:
             continue
     return notes
 
-# %% ../nbs/53_your_own_data.ipynb #7774119e
+# %% ../nbs/53_your_own_data.ipynb #118a88b7
 def make_loss(
     name: str,  # "exact", or "mc" for MCInfoNCE
     kappa_pos: float = 20.0,
@@ -306,7 +306,7 @@ def make_loss(
         raise ValueError(f"loss must be exact or mc, got {name!r}")
     return ExactInfoNCE(kappa_pos) if name == "exact" else MCInfoNCE(kappa_pos, n_samples)
 
-# %% ../nbs/53_your_own_data.ipynb #5658cee9
+# %% ../nbs/53_your_own_data.ipynb #e79ef0fd
 def train_from(
     data: Embedded,
     pairs: str = "labels",  # or "views"
@@ -333,7 +333,7 @@ def train_from(
         _recalibrate_on(head, held, float(loss.kappa_pos), seed)  # type: ignore[arg-type]
     return head
 
-# %% ../nbs/53_your_own_data.ipynb #cb80dae0
+# %% ../nbs/53_your_own_data.ipynb #ae2ba7aa
 def _targets(data: Embedded, pairs: str) -> Tensor | None:
     """What makes pairs, or an error that says why nothing can."""
     if pairs not in ("labels", "views"):
@@ -355,7 +355,7 @@ def _paired(features: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | N
         raise ValueError(f"none of {len(labels)} images has another of its class beside it: more images, or a smaller held_out")
     return features[rows], labels[rows]
 
-# %% ../nbs/53_your_own_data.ipynb #7a482b37
+# %% ../nbs/53_your_own_data.ipynb #0b1e7633
 @torch.no_grad()
 def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float, seed: int) -> None:
     """Fit the scale of kappa to pairs of held-out images, and note their score before and after."""
@@ -369,7 +369,7 @@ def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float
         "held_out_nats": float(pair_nats(head(x), head(x_pos), kappa_pos).mean()),
     }  # fmt: skip
 
-# %% ../nbs/53_your_own_data.ipynb #e54e603b
+# %% ../nbs/53_your_own_data.ipynb #4d4da369
 def rank(
     data: Embedded,
     head: UncertaintyHead,
@@ -390,7 +390,7 @@ def rank(
     table |= {"kappa": q.concentration[order].tolist(), f"cap{100 * level:g}_degrees": angle[order].tolist()}
     return table | {f"mu_{d}": q.loc[order, d].tolist() for d in range(q.event_shape[0])}
 
-# %% ../nbs/53_your_own_data.ipynb #ad7462ad
+# %% ../nbs/53_your_own_data.ipynb #fe0bab3f
 def write_table(
     table: Mapping[str, Sequence[Any]],
     path: str | Path,  # ends in .parquet or .csv
@@ -417,7 +417,7 @@ def write_table(
     write_whole(path, lines.getvalue().encode())
     return path
 
-# %% ../nbs/53_your_own_data.ipynb #5880af8d
+# %% ../nbs/53_your_own_data.ipynb #f61e6598
 def plot_map(
     ax: "Axes",
     q: VonMisesFisher,  # posteriors of the images, (n,)
@@ -448,7 +448,7 @@ def plot_map(
     ax.set(xlabel="first principal axis of μ", ylabel="second principal axis of μ", aspect="equal")
     return coordinates
 
-# %% ../nbs/53_your_own_data.ipynb #15b2d435
+# %% ../nbs/53_your_own_data.ipynb #a6f1ca70
 def train_head_file(
     features: str | Path,  # from `embed`
     out: str | Path,  # of the head, ends in .safetensors

@@ -636,7 +636,7 @@ world_experiment(
     {"steps": 1500},
 )
 
-# %% ../nbs/34_dimension.ipynb #5e699ea1
+# %% ../nbs/34_dimension.ipynb #e844e379
 world_experiment(
     "figure4",
     "Does the encoder need the right dimension?",
@@ -644,7 +644,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #23587763
+# %% ../nbs/35_which_loss.ipynb #3be86f83
 LOSS_ROWS: dict[str, dict[str, Any]] = {
     name: {"loss": name, **(PHASES if name == "mcinfonce" else JOINT)}  # as each was tuned best in the paper's table 7
     for name in ("hib", "elk", "mcinfonce", "infonce", "exact-infonce", "exact-nwj")
@@ -685,7 +685,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #94e522ff
+# %% ../nbs/35_which_loss.ipynb #28175649
 def measure_grid(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train every cell of table 7's grid and name the best by the rank correlation of kappa."""
     cells: dict[str, list[float]] = {"m": [], "kappa_pos_learnable": [], "phasewise": [], "kappa_rank": [], "kappa_mae": []}
@@ -710,7 +710,7 @@ world_experiment(
     measure=measure_grid,
 )
 
-# %% ../nbs/36_scaling.ipynb #9c9b365f
+# %% ../nbs/36_scaling.ipynb #af3086a7
 def _posterior(process: Process, x: Tensor) -> VonMisesFisher:
     """The true posteriors, in double precision."""
     mu, kappa = true_parameters(process, x)
@@ -740,7 +740,7 @@ def _log_partition(q: VonMisesFisher, base: VonMisesFisher, process: Process) ->
     table = log_marginal(cos, q.concentration[:, None], base.concentration[None], process.kappa_pos, process.dim)
     return table.logsumexp(1) - math.log(cos.shape[1])
 
-# %% ../nbs/36_scaling.ipynb #4328f5a6
+# %% ../nbs/36_scaling.ipynb #5a3b63f0
 def measure_scaling(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train in a world, and say how much its pairs tell."""
     outcome = measure_world(config, seed, checkpoint)
@@ -774,7 +774,7 @@ world_experiment(
     measure=measure_scaling,
 )
 
-# %% ../nbs/37_scale.ipynb #0f391c03
+# %% ../nbs/37_scale.ipynb #c6ee18d5
 world_experiment(
     "paper_world",
     "Which loss reaches the paper's own numbers in the paper's own world, and after how many pairs?",

@@ -6,7 +6,7 @@
 __all__ = ['pair_nats', 'Candidate', 'Selection', 'choose', 'Degree', 'harmonic_tests', 'Uniformity', 'uniformity', 'Reliability',
            'match_reliability', 'pair_coverage', 'Recalibration', 'recalibrate']
 
-# %% ../nbs/52_trust.ipynb #62c401c6
+# %% ../nbs/52_trust.ipynb #5121d035
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from .kernels import log_marginal
 from .losses import ExactInfoNCE
 from .vmf import VonMisesFisher
 
-# %% ../nbs/52_trust.ipynb #a54687e0
+# %% ../nbs/52_trust.ipynb #1d2c050d
 def pair_nats(
     q: VonMisesFisher,  # posteriors of the first images, (n,)
     q_pos: VonMisesFisher,  # of their partners, (n,)
@@ -40,14 +40,14 @@ def pair_nats(
     values = [shift - loss(part, part_pos) for part, part_pos in zip(_blocks(q, n), _blocks(q_pos, n), strict=True)]
     return torch.cat(values)
 
-# %% ../nbs/52_trust.ipynb #b86ff9bb
+# %% ../nbs/52_trust.ipynb #1883aeb1
 def _blocks(q: VonMisesFisher, n: int) -> list[VonMisesFisher]:
     """Cut a batch into blocks of n posteriors; a rest is dropped, because its candidates would be fewer."""
     kappa = q.concentration
     starts = range(0, q.batch_shape[0] - n + 1, n)
     return [VonMisesFisher(q.loc[i : i + n], kappa[i : i + n], validate_args=False) for i in starts]
 
-# %% ../nbs/52_trust.ipynb #fd2e31ed
+# %% ../nbs/52_trust.ipynb #02e58eec
 @dataclass(frozen=True)
 class Candidate:
     """One setting of a selection, and what it earned on validation pairs."""
@@ -74,7 +74,7 @@ class Selection:
         """The chosen head."""
         return self.heads[self.chosen.dim, self.chosen.kappa_pos]
 
-# %% ../nbs/52_trust.ipynb #2c557c08
+# %% ../nbs/52_trust.ipynb #6c2d371c
 def choose(
     train: FeaturePairs,
     validate: FeaturePairs,  # other images
@@ -102,7 +102,7 @@ def choose(
     last = _score(heads[chosen.dim, chosen.kappa_pos], final, chosen.kappa_pos)
     return Selection(rows, chosen, heads, float(last.mean()), float(last.std() / len(last) ** 0.5))
 
-# %% ../nbs/52_trust.ipynb #65627501
+# %% ../nbs/52_trust.ipynb #c34a12e5
 def _held_out_pairs(sampler: FeaturePairs, n: int, seed: int) -> tuple[Tensor, Tensor]:
     x, x_pos, _ = sampler(n, 0, torch.Generator().manual_seed(seed))
     return x, x_pos
@@ -112,7 +112,7 @@ def _held_out_pairs(sampler: FeaturePairs, n: int, seed: int) -> tuple[Tensor, T
 def _score(head: nn.Module, pair: tuple[Tensor, Tensor], kappa_pos: float) -> Tensor:
     return pair_nats(head(pair[0]), head(pair[1]), kappa_pos)
 
-# %% ../nbs/52_trust.ipynb #b7437eb2
+# %% ../nbs/52_trust.ipynb #e705a201
 @dataclass(frozen=True)
 class Degree:
     """How far the posteriors, all together, are from uniform in the harmonics of one degree."""
@@ -123,7 +123,7 @@ class Degree:
     p_value: float
     energy: float  # this degree's part of the chi-squared divergence from uniform
 
-# %% ../nbs/52_trust.ipynb #01a4684f
+# %% ../nbs/52_trust.ipynb #e8d138b5
 def harmonic_tests(
     q: VonMisesFisher,  # posteriors of independent images, (n,); all pairs are compared
     n_degrees: int = 4,
@@ -148,7 +148,7 @@ def _n_harmonics(dim: int, degree: int) -> int:
     """Dimension of the harmonics of one degree, N_l."""
     return math.comb(degree + dim - 1, dim - 1) - (math.comb(degree + dim - 3, dim - 1) if degree > 1 else 0)
 
-# %% ../nbs/52_trust.ipynb #70b1e626
+# %% ../nbs/52_trust.ipynb #330f83f1
 @dataclass(frozen=True)
 class Uniformity:
     """Evidence about the assumption that all posteriors together are uniform."""
@@ -161,7 +161,7 @@ class Uniformity:
         lines = [f"degree {d.degree}: energy {d.energy:+.3f}, p = {d.p_value:.2g}" for d in self.degrees]
         return "\n".join([*lines, f"Z(x): mean {self.z_mean:.2f}, relative spread {self.z_spread:.2f}"])
 
-# %% ../nbs/52_trust.ipynb #f0eaf981
+# %% ../nbs/52_trust.ipynb #3adbdc1a
 def uniformity(
     q: VonMisesFisher,  # posteriors of independent held-out images, (n,); a few thousand at most, all pairs are compared
     kappa_pos: float,
@@ -173,10 +173,12 @@ def uniformity(
     cosines = (q.loc.double() @ q.loc.double().T).clamp(-1, 1)
     return Uniformity(degrees, *_z_spread(cosines, kappa, kappa_pos, q.event_shape[0]))
 
-# %% ../nbs/52_trust.ipynb #3b2c01ba
+# %% ../nbs/52_trust.ipynb #5636f4c9
 def _z_spread(cosines: Tensor, kappa: Tensor, kappa_pos: float, dim: int) -> tuple[float, float]:
     """Mean of Z(x), and its standard deviation without the noise of the estimate, relative to the mean."""
-    ratio = log_marginal(cosines, kappa[:, None], kappa[None], kappa_pos, dim).exp().fill_diagonal_(0)
+    # in single precision, which is far finer than the noise of the estimate
+    ratio = log_marginal(cosines.float(), kappa.float()[:, None], kappa.float()[None], kappa_pos, dim).double().exp()
+    ratio.fill_diagonal_(0)
     halves = []
     for start in (0, 1):
         part = ratio[:, start::2]
@@ -186,7 +188,7 @@ def _z_spread(cosines: Tensor, kappa: Tensor, kappa_pos: float, dim: int) -> tup
     shared = ((halves[0] - halves[0].mean()) * (halves[1] - halves[1].mean())).mean()
     return float(mean), float(shared.clamp_min(0).sqrt() / mean)
 
-# %% ../nbs/52_trust.ipynb #e899585e
+# %% ../nbs/52_trust.ipynb #047a42d0
 @dataclass(frozen=True)
 class Reliability:
     """Predicted probabilities and observed frequencies, by bin."""
@@ -196,7 +198,7 @@ class Reliability:
     count: Tensor  # predictions in the bin
     error: float  # mean distance between the two, bins weighted by the matches they predict
 
-# %% ../nbs/52_trust.ipynb #625ae8fe
+# %% ../nbs/52_trust.ipynb #eb9f4d71
 @torch.no_grad()
 def match_reliability(
     q: VonMisesFisher,  # posteriors of the first images, (n,)
@@ -222,7 +224,7 @@ def match_reliability(
     weight = predicted * count[used]
     return Reliability(predicted, observed, count[used], float((weight * (predicted - observed).abs()).sum() / weight.sum()))
 
-# %% ../nbs/52_trust.ipynb #e6aec48f
+# %% ../nbs/52_trust.ipynb #addb81a4
 @torch.no_grad()
 def pair_coverage(
     q: VonMisesFisher,  # posteriors of the first images, (n,)
@@ -234,8 +236,9 @@ def pair_coverage(
     n, dim = q.batch_shape[0], q.event_shape[0]
     n_angles = 64 + 16 * math.ceil(math.sqrt(kappa_pos))  # the density is never narrower than 1 / sqrt(kappa_pos)
     angle = torch.linspace(0, math.pi, n_angles, dtype=torch.float64)
-    k1, k2 = (part.concentration.double()[:, None] for part in (q, q_pos))
-    density = log_marginal(angle.cos().expand(n, -1), k1, k2, kappa_pos, dim).exp() * angle.sin() ** (dim - 2)
+    k1, k2 = (part.concentration.float()[:, None] for part in (q, q_pos))
+    log_ratio = log_marginal(angle.cos().float().expand(n, -1), k1, k2, kappa_pos, dim).double()
+    density = log_ratio.exp() * angle.sin() ** (dim - 2)
     mass = torch.nn.functional.pad(((density[:, 1:] + density[:, :-1]) / 2).cumsum(1), (1, 0))
     seen = torch.atan2(0.5 * (q.loc - q_pos.loc).norm(dim=-1), 0.5 * (q.loc + q_pos.loc).norm(dim=-1)).double() * 2
     place = seen / math.pi * (n_angles - 1)
@@ -244,7 +247,7 @@ def pair_coverage(
     inside = (low + (place - left[:, 0]) * (high - low)) / mass[:, -1]  # probability of being closer than seen
     return (inside[:, None] <= levels.double()).double().mean(0)
 
-# %% ../nbs/52_trust.ipynb #d07be37f
+# %% ../nbs/52_trust.ipynb #81c6ed82
 @dataclass(frozen=True)
 class Recalibration:
     """The increasing map kappa -> a kappa^b."""
@@ -264,12 +267,12 @@ class Recalibration:
         a, b = head.calibration.tolist()
         head.calibration.copy_(torch.tensor([self.a * a**self.b, b * self.b]))
 
-# %% ../nbs/52_trust.ipynb #fe6bbb17
+# %% ../nbs/52_trust.ipynb #75289b96
 def recalibrate(
     q: VonMisesFisher,  # posteriors of the first images of held-out pairs, (n,)
     q_pos: VonMisesFisher,  # of their partners, (n,)
     kappa_pos: float,
-    n_candidates: int = 128,
+    n_candidates: int = 256,
 ) -> Recalibration:
     """Fit the two numbers that make held-out pairs most probable."""
     q, q_pos = (VonMisesFisher(p.loc.detach(), p.concentration.detach(), validate_args=False) for p in (q, q_pos))
@@ -287,6 +290,6 @@ def recalibrate(
 
     start = np.array([centre, 0.0])
     bounds = [(math.log(1e-3), math.log(1e6)), (math.log(0.05), math.log(20.0))]
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-7})
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-6})
     b = math.exp(found.x[1])
     return Recalibration(math.exp(found.x[0] - b * centre), b, -loss(start)[0], -float(found.fun))
