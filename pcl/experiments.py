@@ -624,7 +624,7 @@ world_experiment(
     varied=("n_samples", "n_neg"),
 )
 
-# %% ../nbs/33_family.ipynb #b27f2654
+# %% ../nbs/33_family.ipynb #73c19917
 world_experiment(
     "table2",
     "Does the encoder rank certainties of posteriors that are not von Mises-Fisher?",
