@@ -24,9 +24,10 @@ from pathlib import Path
 import torch
 
 import pcl
-from .experiments import EXPERIMENTS, PRESETS, QUICK, UnknownName, UsageError, jobs, lookup, run, run_apart
+from .experiments import EXPERIMENTS, PRESETS, QUICK, RunError, UnknownName, UsageError, jobs, lookup, run, run_apart
 from .images import CIFAR10, CIFAR10H, DATA, DataError, find_data, load_cifar10h, prepare_cifar10
-from .ledger import checkout, read, report_json, report_markdown, report_text, scoreboard, write_root
+from .ledger import LedgerError, checkout, read, report_json, report_markdown, report_text, scoreboard, write_root
+from .training import CheckpointError, Diverged
 
 # %% ../nbs/94_cli.ipynb #3a0e1fad
 def list_experiments(args: argparse.Namespace) -> int:
@@ -313,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"pcl: {error}", file=sys.stderr)
         return 2
-    except DataError as error:
+    except (DataError, LedgerError, RunError, CheckpointError, Diverged) as error:
         print(f"pcl: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:  # whoever read our output, such as head, has had enough

@@ -623,8 +623,9 @@ def _interpolant(
     t, k1 = (x.reshape(-1, 1) for x in torch.meshgrid(axes[0], axes[1].exp(), indexing="ij"))
     kappas = [box.new_full((1, 1), kappa_pos), k1, axes[2].exp()[None]]
     # the nodes are exact to more digits than the pairs, or their noise would hide the decay of the coefficients
-    values, doubtful = _first_sums(t.expand(-1, sizes[2]).contiguous(), kappas, dim, 1e-10, [False] * 4)
-    _replace(values, doubtful.flatten().nonzero().squeeze(1), t.expand(-1, sizes[2]), kappas, dim, 1e-10, [False] * 4)
+    finer = max(1e-10, tolerance / 1000)
+    values, doubtful = _first_sums(t.expand(-1, sizes[2]).contiguous(), kappas, dim, finer, [False] * 4)
+    _replace(values, doubtful.flatten().nonzero().squeeze(1), t.expand(-1, sizes[2]), kappas, dim, finer, [False] * 4)
     c = values[0].reshape(sizes)
     for transform in transforms:  # one axis at a time; each goes to the back, so after three they are in order again
         c = torch.tensordot(c, transform, ([0], [1]))

@@ -96,6 +96,14 @@ def test_two_processes_do_not_run_the_same_job():
     assert record_job(job).metrics  # and the lock is free again
 
 
+def test_the_command_says_in_one_line_that_a_job_is_taken(capsys):
+    from pcl.cli import main
+
+    with sole_run(checkpoint_file(Job("table1", "ambiguous", "smoke", 1))):
+        assert main(["run", "table1", "--row", "ambiguous", "--preset", "smoke", "--seeds", "1"]) == 1
+    assert capsys.readouterr().err.startswith("pcl: table1--ambiguous--smoke--s1 is being run by another process")
+
+
 def test_several_jobs_at_a_time_give_the_records_of_one_after_the_other():
     todo = jobs("table1", "ambiguous", "smoke", (1, 2, 3))
     first = dict(run(todo[:1]))
