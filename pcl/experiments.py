@@ -648,7 +648,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #1dc1e0f6
+# %% ../nbs/35_which_loss.ipynb #9aebfdf6
 LOSS_ROWS: dict[str, dict[str, Any]] = {
     name: {"loss": name, **(PHASES if name == "mcinfonce" else JOINT)}  # as each was tuned best in the paper's table 7
     for name in ("hib", "elk", "mcinfonce", "infonce", "exact-infonce", "exact-nwj")
@@ -689,7 +689,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #a1107906
+# %% ../nbs/35_which_loss.ipynb #410632ae
 def measure_grid(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train every cell of table 7's grid and name the best by the rank correlation of kappa."""
     cells: dict[str, list[float]] = {"m": [], "kappa_pos_learnable": [], "phasewise": [], "kappa_rank": [], "kappa_mae": []}
@@ -714,7 +714,7 @@ world_experiment(
     measure=measure_grid,
 )
 
-# %% ../nbs/36_scaling.ipynb #45ab8858
+# %% ../nbs/36_scaling.ipynb #da79beb0
 def _posterior(process: Process, x: Tensor) -> VonMisesFisher:
     """The true posteriors, in double precision."""
     mu, kappa = true_parameters(process, x)
@@ -744,7 +744,7 @@ def _log_partition(q: VonMisesFisher, base: VonMisesFisher, process: Process) ->
     table = log_marginal(cos, q.concentration[:, None], base.concentration[None], process.kappa_pos, process.dim)
     return table.logsumexp(1) - math.log(cos.shape[1])
 
-# %% ../nbs/36_scaling.ipynb #f639fe6f
+# %% ../nbs/36_scaling.ipynb #80ff7723
 def measure_scaling(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train in a world, and say how much its pairs tell."""
     outcome = measure_world(config, seed, checkpoint)
