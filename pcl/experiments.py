@@ -353,7 +353,7 @@ QUICK: tuple[tuple[str, str | None, tuple[int, ...] | None], ...] = (
     ("recovery", "ambiguous", (1,)),
 )
 
-# %% ../nbs/31_recovery.ipynb #133ff66f
+# %% ../nbs/31_recovery.ipynb #22bd3a33
 WORLD: dict[str, Any] = {
     # the process
     "world": "paper", "dim": 10, "kappa_min": 16.0, "kappa_max": 32.0, "kappa_pos": 20.0,
@@ -370,7 +370,7 @@ WORLD: dict[str, Any] = {
     "n_eval": 10_000, "n_paired": 2000, "n_points": 20,
 }  # fmt: skip
 
-# %% ../nbs/31_recovery.ipynb #1591addb
+# %% ../nbs/31_recovery.ipynb #08339869
 Process = UniformProcess | PaperProcess
 
 
@@ -394,7 +394,7 @@ def make_world(
     return kind(config["dim"], kappas, config["kappa_pos"], config["family"], config["pairs"], config["pool"],
                 smoothing_steps=config["smoothing_steps"], seed=seed)  # fmt: skip
 
-# %% ../nbs/31_recovery.ipynb #b7d7faef
+# %% ../nbs/31_recovery.ipynb #b74d4854
 class _PublishedDraws(VonMisesFisher):
     """A vMF whose samples come from the published rule, with its gradient."""
 
@@ -434,7 +434,7 @@ def make_loss(
     loss = lookup("loss", config["loss"], makers)()
     return PublishedSampler(loss) if config["sampler"] == "published" else loss
 
-# %% ../nbs/31_recovery.ipynb #c05b63a3
+# %% ../nbs/31_recovery.ipynb #3b947332
 class _LogAccepted(torch.autograd.Function):
     """log of the pair density under the published acceptance, with its derivatives worked out in the forward pass."""
 
@@ -465,7 +465,7 @@ class AcceptedInfoNCE(ExactInfoNCE):
         """The log density ratio of such a pair to an independent one."""
         return _LogAccepted.apply(cos, kappa1, kappa2, float(self.kappa_pos), dim)
 
-# %% ../nbs/31_recovery.ipynb #c4aa6d21
+# %% ../nbs/31_recovery.ipynb #1123cdce
 def true_parameters(process: Process, x: Tensor) -> tuple[Tensor, Tensor]:
     """Directions and concentrations of the true posteriors."""
     if isinstance(process, UniformProcess):
@@ -507,7 +507,7 @@ def compare_spreads(
     ours = mean_abs_cosine(found.sample((n_samples,), generator=generator), found.loc)
     return {"spread_rank": spearman(true, ours), "spread_rmse": rmse(true, ours), "spread_mae": mae(true, ours)}
 
-# %% ../nbs/31_recovery.ipynb #a6e5746b
+# %% ../nbs/31_recovery.ipynb #f0359ffd
 TRAINING = ("steps", "batch_size", "n_neg", "n_neg_frozen", "lr_mu", "lr_kappa", "weight_decay", "schedule", "decay",
             "kappa_from", "mu_until", "clip")  # fmt: skip
 
@@ -542,7 +542,7 @@ def measure_world(config: Mapping[str, Any], seed: int, checkpoint: Path | None 
         metrics |= compare_spreads(encoder, process, x[: config["n_paired"]], generator)
     return Outcome(metrics, curve=run.curve, seconds=run.seconds)
 
-# %% ../nbs/31_recovery.ipynb #2f9aa2b3
+# %% ../nbs/31_recovery.ipynb #92891e67
 SMOKE: dict[str, Any] = {"steps": 4, "batch_size": 32, "width": 16, "n_neg": 4, "n_eval": 64, "n_paired": 32, "n_points": 2,
                          "pool": 256, "smoothing_steps": 20}  # fmt: skip
 PAPER: dict[str, Any] = {
@@ -570,7 +570,7 @@ def world_experiment(
     full = {row: {**WORLD, **numbers} for row, numbers in rows.items()}
     register(Experiment(name, question, measure, full, presets, seeds, trains=True))
 
-# %% ../nbs/31_recovery.ipynb #8d0fd9fb
+# %% ../nbs/31_recovery.ipynb #24573c86
 UNIFORM: dict[str, Any] = {"world": "uniform", "loss": "exact-infonce"}
 CLEAR: dict[str, Any] = {"kappa_min": 64.0, "kappa_max": 128.0}
 HARD: dict[str, Any] = {"depth": 3, "slope": 0.2}
@@ -624,7 +624,7 @@ world_experiment(
     varied=("kappa_from", "mu_until"),  # one backbone cannot be trained in phases
 )
 
-# %% ../nbs/32_samples.ipynb #96085cf0
+# %% ../nbs/32_samples.ipynb #ce2919f1
 world_experiment(
     "figure3",
     "How does the error in kappa depend on the number of samples?",
@@ -637,7 +637,7 @@ world_experiment(
     varied=("n_samples", "n_neg"),
 )
 
-# %% ../nbs/33_family.ipynb #b17882ce
+# %% ../nbs/33_family.ipynb #73c19917
 world_experiment(
     "table2",
     "Does the encoder rank certainties of posteriors that are not von Mises-Fisher?",
@@ -657,7 +657,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #1dc1e0f6
+# %% ../nbs/35_which_loss.ipynb #9aebfdf6
 LOSS_ROWS: dict[str, dict[str, Any]] = {
     name: {"loss": name, **(PHASES if name == "mcinfonce" else JOINT)}  # as each was tuned best in the paper's table 7
     for name in ("hib", "elk", "mcinfonce", "infonce", "exact-infonce", "exact-nwj")
@@ -698,7 +698,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #a1107906
+# %% ../nbs/35_which_loss.ipynb #410632ae
 def measure_grid(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train every cell of table 7's grid and name the best by the rank correlation of kappa."""
     cells: dict[str, list[float]] = {"m": [], "kappa_pos_learnable": [], "phasewise": [], "kappa_rank": [], "kappa_mae": []}
@@ -723,7 +723,7 @@ world_experiment(
     measure=measure_grid,
 )
 
-# %% ../nbs/36_scaling.ipynb #45ab8858
+# %% ../nbs/36_scaling.ipynb #da79beb0
 def _posterior(process: Process, x: Tensor) -> VonMisesFisher:
     """The true posteriors, in double precision."""
     mu, kappa = true_parameters(process, x)
@@ -753,7 +753,7 @@ def _log_partition(q: VonMisesFisher, base: VonMisesFisher, process: Process) ->
     table = log_marginal(cos, q.concentration[:, None], base.concentration[None], process.kappa_pos, process.dim)
     return table.logsumexp(1) - math.log(cos.shape[1])
 
-# %% ../nbs/36_scaling.ipynb #f639fe6f
+# %% ../nbs/36_scaling.ipynb #80ff7723
 def measure_scaling(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train in a world, and say how much its pairs tell."""
     outcome = measure_world(config, seed, checkpoint)

@@ -160,20 +160,26 @@ def preset_changes(
     """Every setting that one preset gives another value than the other does, over all rows of some experiments."""
     from IPython.display import HTML
 
-    found: dict[tuple[str, str, str], list[str]] = {}
+    found: dict[tuple[str, str, str], dict[str, list[str]]] = {}
     for name in names:
         for row in lookup("experiment", name, EXPERIMENTS).rows:
             ours, theirs = (Job(name, row, p, 1).config() for p in (preset, reference))
             for key in ours.keys() | theirs.keys():
                 if ours.get(key) != theirs.get(key):
-                    found.setdefault((key, str(theirs.get(key)), str(ours.get(key))), []).append(name)
+                    change = (key, str(theirs.get(key)), str(ours.get(key)))
+                    found.setdefault(change, {}).setdefault(name, []).append(row)
     order = {key: i for name in names for row in EXPERIMENTS[name].rows.values() for i, key in enumerate(row)}
     lines = [
-        [html_name(key), html_name(theirs), html_name(ours), ", ".join(dict.fromkeys(where))]
-        for (key, theirs, ours), where in sorted(found.items(), key=lambda item: order[item[0][0]])
+        [html_name(key), html_name(theirs), html_name(ours), ", ".join(_where(*item) for item in places.items())]
+        for (key, theirs, ours), places in sorted(found.items(), key=lambda item: order[item[0][0]])
     ]
     head = ["setting", f"preset {reference}", f"preset {preset}", "in"]
     return HTML(html_table(head, lines, f"What preset {preset} changes", "30em"))
+
+
+def _where(name: str, rows: Sequence[str]) -> str:
+    """An experiment, with the rows that are meant unless it is all of them."""
+    return name if len(rows) == len(EXPERIMENTS[name].rows) else f"{name} ({', '.join(rows)})"
 
 # %% ../nbs/92_plots.ipynb #bb93ce19
 #| code-fold: true

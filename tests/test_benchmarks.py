@@ -107,7 +107,7 @@ def test_a_peer_that_is_not_installed_is_left_out() -> None:
 
 
 def test_exponents_of_known_curves() -> None:
-    n = (1, 2, 4, 8, 16)
+    n = (1, 2, 4, 8, 16, 32)
     curve = growth.Curve(growth.BASES["mcinfonce"], "B", n, [v**2.0 for v in n], n, n, [max(v, 4.0) for v in n])
     assert curve.exponent(curve.seconds) == pytest.approx(2)
     assert curve.exponent(curve.memory) == pytest.approx(1)  # the largest sizes only
