@@ -1,0 +1,139 @@
+"""The experiments on images, in seconds, on generated shapes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from pcl import experiments
+from pcl.experiments import (
+    EXPERIMENTS,
+    IMAGE_SMOKE,
+    IMAGES,
+    TABLE9,
+    Job,
+    Selecting,
+    UnknownName,
+    image_encoder,
+    image_task,
+    judge_certainty,
+    run_job,
+    train_on_images,
+    with_table9,
+)
+from pcl.ledger import paper_numbers
+
+NAMES = ("image_choices", "table4", "table5", "table9", "table10", "table11", "image_baselines", "figure5", "figure6", "figure8")
+SMOKE = {**IMAGES, **IMAGE_SMOKE}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_runs_in_smoke_form(name):
+    for row in EXPERIMENTS[name].rows:
+        record = run_job(Job(name, row, "smoke", 1))
+        assert all(math.isfinite(value) for value in record.metrics.values()), (row, record.metrics)
+
+
+def test_rows_and_metrics_of_the_published_tables_are_there():
+    drawn = ("figure5", "figure6", "figure8")
+    known = {name: run_job(Job(name, row, "smoke", 1)) for name in drawn for row in EXPERIMENTS[name].rows}
+    for entry in paper_numbers():
+        if entry.experiment in NAMES:
+            assert entry.row in EXPERIMENTS[entry.experiment].rows, entry
+        if entry.experiment in known:
+            assert entry.metric in known[entry.experiment].metrics, entry
+
+
+def test_a_run_repeats_and_its_curve_belongs_to_the_validation_images():
+    first, second = (run_job(Job("table4", "exact-infonce", "smoke", 2)) for _ in range(2))
+    assert first.metrics == second.metrics and first.curve == second.curve
+    assert run_job(Job("table4", "exact-infonce", "smoke", 3)).metrics != first.metrics
+
+
+def test_the_best_weights_survive_a_killed_run(tmp_path, monkeypatch):
+    config, path = {**SMOKE, "steps": 9, "select_every": 1, "select_from": 0.0}, tmp_path / "run.pt"
+    whole = train_on_images(config, 1)[0].state_dict()
+    calls = []
+    real = experiments.encode
+
+    def dies(*args, **kwargs):
+        calls.append(None)
+        if len(calls) == 13:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(experiments, "encode", dies)
+    original = experiments.fit
+    monkeypatch.setattr(experiments, "fit", lambda *args, **kwargs: original(*args, **kwargs, checkpoint_every=2))
+    with pytest.raises(KeyboardInterrupt):
+        train_on_images(config, 1, path)
+    assert torch.load(path, weights_only=True)["run"]["step"] == 6
+    resumed = train_on_images(config, 1, path)[0].state_dict()
+    assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+def test_scores_that_are_no_numbers_or_come_too_early_are_not_kept():
+    selecting = Selecting(nn.Linear(1, 1), wait=2)
+    for step, score in enumerate((0.9, 0.8, math.nan, 0.1, 0.3, 0.2)):
+        nn.init.constant_(selecting.encoder.weight, float(step))
+        selecting.keep(score)
+    assert selecting.best.weight.item() == 4 and not any(p.requires_grad for p in selecting.best.parameters())
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_batches_hold_whole_images_and_crops_in_the_share_asked_for(pretrained):
+    config = {**SMOKE, "crop_share": 0.5, "pretrained": pretrained}
+    task = image_task(config, 1)
+    whole = task.data.views["full"].data.flatten(1)
+    x, x_pos, x_neg = task.draw(200, 2, torch.Generator().manual_seed(0))
+    assert x.shape == x_pos.shape == (200, *task.data.views["full"].data.shape[1:]) and x_neg.shape[:2] == (200, 2)
+    found = (x.flatten(1)[:, None] == whole).all(-1).any(-1).double().mean()
+    assert 0.35 < found < 0.65
+
+
+def test_no_test_image_is_ever_drawn():
+    for labels in ("cifar10h-soft", "cifar10h-hard"):
+        for seed in range(1, 6):
+            task = image_task({**SMOKE, "labels": labels, "crop_share": 0.0}, seed)
+            held_out = task.data.views["full"].data[torch.cat([task.fold.test, task.fold.validation])]
+            x, x_pos, x_neg = task.draw(60, 1, torch.Generator().manual_seed(seed))
+            drawn = torch.cat([x, x_pos, x_neg[:, 0]])
+            assert not (drawn[:, None] == held_out).all(-1).any()
+
+
+def test_an_oracle_of_entropy_scores_one_and_its_opposite_minus_one():
+    task = image_task(SMOKE, 1)
+    entropy = {tuple(x.tolist()): e for x, e in zip(task.data.views["full"].data, task.data.human.entropy.tolist(), strict=True)}
+
+    def oracle(x, sign=-1.0):
+        return torch.tensor([sign * entropy.get(tuple(row.tolist()), 0.0) for row in x])
+
+    assert judge_certainty(task, oracle, lambda x: x)[0]["entropy_corr"] == pytest.approx(1)
+    assert judge_certainty(task, lambda x: oracle(x, 1.0), lambda x: x)[0]["entropy_corr"] == pytest.approx(-1)
+
+
+def test_encoders_start_at_the_kappa_asked_for():
+    for change in ({}, {"pretrained": False}, {"hidden": None}):
+        config = {**SMOKE, **change}
+        task = image_task(config, 1)
+        encoder = image_encoder(config, task, 1).eval()
+        kappa = encoder(task.data.views["full"].data[task.fold.train[:256]]).concentration.median().item()
+        assert kappa == pytest.approx(config["start_kappa"], rel=1e-3)
+
+
+def test_what_preset_paper_leaves_open_is_the_published_choice():
+    config = Job("table4", "elk", "paper", 1).config()
+    assert config["n_neg"] is None and with_table9(config)["n_neg"] == 1 and with_table9(config)["kappa_pos"] == 32
+    assert with_table9({**config, "n_neg": 5})["n_neg"] == 5
+    published = [e for e in paper_numbers() if (e.experiment, e.version) == ("table9", "thesis") and e.value is not None]
+    for entry in published:
+        loss = entry.row.split("-")[0]
+        if entry.metric in ("best_m", "best_kappa_pos"):
+            chosen = TABLE9[loss, entry.row.removeprefix(f"{loss}-")]
+            assert entry.value == chosen[entry.metric == "best_kappa_pos"], entry
+
+
+def test_unknown_labels_are_named():
+    with pytest.raises(UnknownName, match="did you mean 'cifar10h-soft'"):
+        image_task({**SMOKE, "labels": "cifar10h-sof"}, 1)
