@@ -657,7 +657,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #9aebfdf6
+# %% ../nbs/35_which_loss.ipynb #f6799b24
 LOSS_ROWS: dict[str, dict[str, Any]] = {
     name: {"loss": name, **(PHASES if name == "mcinfonce" else JOINT)}  # as each was tuned best in the paper's table 7
     for name in ("hib", "elk", "mcinfonce", "infonce", "exact-infonce", "exact-nwj")
@@ -698,7 +698,7 @@ world_experiment(
     {"steps": 1000, **PHASES},
 )
 
-# %% ../nbs/35_which_loss.ipynb #410632ae
+# %% ../nbs/35_which_loss.ipynb #1685eabc
 def measure_grid(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Train every cell of table 7's grid and name the best by the rank correlation of kappa."""
     cells: dict[str, list[float]] = {"m": [], "kappa_pos_learnable": [], "phasewise": [], "kappa_rank": [], "kappa_mae": []}
