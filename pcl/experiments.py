@@ -810,7 +810,7 @@ world_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #fa301f87
+# %% ../nbs/46_cifar10h.ipynb #3b4c7282
 IMAGES: dict[str, Any] = {
     # the data
     "source": "cifar10", "n_images": 10_000, "labels": "cifar10h-soft", "n_train": 10_000,  # n_train: of CIFAR-10's own set
@@ -832,7 +832,7 @@ IMAGE_PAPER: dict[str, Any] = {
     "select_every": 16, "select_from": 0.0,
 }  # fmt: skip
 
-# %% ../nbs/46_cifar10h.ipynb #a68e3f6e
+# %% ../nbs/46_cifar10h.ipynb #a18c7354
 class ImageViews(NamedTuple):
     """Images with their labels, and what a network gets to see of each."""
 
@@ -874,7 +874,7 @@ def load_views(
         seen = {name: view(images.images, name) for name in names}
         return ImageViews(images.labels, human, {name: View(look(v.data).clone(), v.sizes) for name, v in seen.items()})
 
-# %% ../nbs/46_cifar10h.ipynb #7dbe0234
+# %% ../nbs/46_cifar10h.ipynb #f9408286
 def draw_looks(
     sampler: PairSampler,
     looks: Sequence[Tensor],  # (n, ...) each: whole images first, then crops; images alone are cropped as they are drawn
@@ -932,7 +932,7 @@ def _own_labels(train: ImageViews) -> tuple[Tensor, None, ImageViews]:
     """CIFAR-10's own labels, and all images to draw from."""
     return train.labels, None, train
 
-# %% ../nbs/46_cifar10h.ipynb #286fae21
+# %% ../nbs/46_cifar10h.ipynb #716954ba
 class Selecting(nn.Module):
     """An encoder that remembers its best weights; they are in its checkpoint, too."""
 
@@ -1007,7 +1007,7 @@ def encode(encoder: nn.Module, x: Tensor, batch_size: int = 1000) -> VonMisesFis
     loc, kappa = torch.cat([q.loc for q in parts]).cpu(), torch.cat([q.concentration for q in parts]).cpu()
     return VonMisesFisher(loc, kappa, validate_args=False)
 
-# %% ../nbs/46_cifar10h.ipynb #190f73f7
+# %% ../nbs/46_cifar10h.ipynb #c33eb9de
 # What table 9 of the thesis shows in bold, or table 8 of the paper where that is not legible; None of both: no such number.
 TABLE9: dict[tuple[str, str], tuple[int, float]] = {  # negatives and kappa_pos
     ("hib", "cifar10h-soft"): (0, 32.0),
@@ -1071,7 +1071,7 @@ def train_on_images(
         save_weights({"net": selecting.best.state_dict(), "step": run.step, "curve": run.curve, "seconds": run.seconds}, finished)
     return selecting.best.eval(), task, run
 
-# %% ../nbs/46_cifar10h.ipynb #86fa9cab
+# %% ../nbs/46_cifar10h.ipynb #5776f666
 def judge_certainty(
     task: ImageTask,
     certainty: Callable[[Tensor], Tensor],  # of a view of images
@@ -1114,7 +1114,7 @@ def image_experiment(
     full = {row: {**IMAGES, **numbers} for row, numbers in rows.items()}
     register(Experiment(name, question, measure, full, {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}, seeds, trains))
 
-# %% ../nbs/46_cifar10h.ipynb #ddc06f68
+# %% ../nbs/46_cifar10h.ipynb #8f5c0d83
 def measure_on_validation(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Like `measure_images`, on the validation images: for choices that must not see the test images."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1145,7 +1145,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/46_cifar10h.ipynb #8122b10b
+# %% ../nbs/46_cifar10h.ipynb #93fb59e6
 image_experiment(
     "table4",
     "Does certainty agree with annotators and with crops?",
@@ -1167,14 +1167,14 @@ image_experiment(
     {"pretrained": {}, "scratch": {"pretrained": False, "steps": 250, "batch_size": 64}},
 )
 
-# %% ../nbs/46_cifar10h.ipynb #a00c3734
+# %% ../nbs/46_cifar10h.ipynb #61d8cfb6
 image_experiment(
     "table11",
     "Does estimating uncertainty cost accuracy of the mean?",
     {loss: {"loss": loss} for loss in ("mcinfonce", "infonce")},
 )
 
-# %% ../nbs/46_cifar10h.ipynb #72ac9ab0
+# %% ../nbs/46_cifar10h.ipynb #920abeea
 GRID: dict[str, tuple[float, ...]] = {
     "m": (0, 1, 32), "dim": (8, 16), "kappa_pos": (16, 32, 64), "phasewise": (0, 1), "a": (0.5, 1, 2, 4), "b": (-2, -1, 0, 1, 2),
 }  # fmt: skip
@@ -1228,7 +1228,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/46_cifar10h.ipynb #888ddce7
+# %% ../nbs/46_cifar10h.ipynb #24f3b6de
 def fit_probe(features: Tensor, probs: Tensor, epochs: int = 30, rate: float = 1e-3, seed: int = 0) -> nn.Linear:
     """A linear classifier on frozen features, trained on soft labels."""
     with torch.random.fork_rng([]):
@@ -1271,7 +1271,7 @@ image_experiment(
     trains=False,
 )
 
-# %% ../nbs/47_abstention.ipynb #cf293732
+# %% ../nbs/47_abstention.ipynb #29f38789
 def measure_rejection(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Recall@1 while the least certain images are refused, as queries and as answers."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1293,7 +1293,7 @@ image_experiment(
     measure_rejection,
 )
 
-# %% ../nbs/48_credible_images.ipynb #26710800
+# %% ../nbs/48_credible_images.ipynb #39f8c73c
 def measure_credible(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """Credible sets of the most certain test image, the least certain one, and those at the quartiles between."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
@@ -1327,7 +1327,7 @@ image_experiment(
     seeds=(1,),
 )
 
-# %% ../nbs/48_credible_images.ipynb #52d2cf46
+# %% ../nbs/48_credible_images.ipynb #48ec5321
 def measure_extremes(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
     """The images of each class with the lowest and the highest kappa, and the annotators' entropy on both."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
