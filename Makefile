@@ -37,7 +37,7 @@ reproduce: $(READY)
 	@$(MAKE) --no-print-directory book
 
 book: $(READY)
-	$(BIN)/jupyter-book build -W --keep-going --all .
+	OMP_NUM_THREADS=1 $(BIN)/jupyter-book build -W --keep-going --all .  # small tensors: a second thread only waits
 	@echo "The book is at $(CURDIR)/$(BOOK)"
 
 lint: $(READY)

@@ -1,15 +1,13 @@
-"""Experiments: every row in smoke form, the paper's presets, checkpoints, locks, and several jobs at a time."""
+"""Experiments: the paper's presets, checkpoints, locks, and several jobs at a time."""
 
-import math
-import multiprocessing
-import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
 
-from pcl import experiments
 from pcl.experiments import (
     EXPERIMENTS,
     Job,
@@ -35,14 +33,6 @@ def own_folders(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_row_runs_in_smoke_form(name):
-    for row in EXPERIMENTS[name].rows:
-        record = run_job(Job(name, row, "smoke", 1))
-        assert record.metrics and not math.isinf(sum(record.metrics.values())), row
-        assert record.seconds < 60
-
-
-@pytest.mark.parametrize("name", TRAINED)
 def test_the_papers_preset_still_runs(name):
     for row in list(EXPERIMENTS[name].rows)[:3]:
         config = Job(name, row, "paper", 1).config()
@@ -61,27 +51,30 @@ def test_the_papers_own_numbers_stand_in_its_preset():
     assert Job("figure2", "d2", "paper", 1).config()["steps"] == 8192
 
 
-def _record_and_die(job, at):
-    real, calls = experiments.compare, []
+LONG = {"steps": 700, "n_points": 12, "batch_size": 8, "width": 8}
+KILLED = f"""
+import os, signal
+from pcl.experiments import EXPERIMENTS, Job, record_job
 
-    def compare(*args):
-        calls.append(1)
-        if len(calls) == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args)
+EXPERIMENTS["table3"].presets["smoke"].update({LONG!r})
+real, calls = experiments.compare, []
 
-    experiments.compare = compare
-    record_job(job)
+def compare(*args):
+    calls.append(1)
+    if len(calls) == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+
+experiments.compare = compare
+record_job(Job("table3", "infonce", "smoke", 1))
+"""
 
 
 def test_a_killed_job_resumes_to_the_same_numbers(monkeypatch):
-    long = {**EXPERIMENTS["table3"].presets["smoke"], "steps": 1200, "n_points": 12, "batch_size": 8, "width": 8}
-    monkeypatch.setitem(EXPERIMENTS["table3"].presets, "smoke", long)
+    monkeypatch.setitem(EXPERIMENTS["table3"].presets, "smoke", {**EXPERIMENTS["table3"].presets["smoke"], **LONG})
     job = Job("table3", "infonce", "smoke", 1)
-    process = multiprocessing.get_context("fork").Process(target=_record_and_die, args=(job, 8))
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL and checkpoint_file(job).exists()
+    # a process of its own, not a fork: torch's threads do not survive a fork
+    assert subprocess.run([sys.executable, "-c", KILLED], check=False).returncode == -signal.SIGKILL
     assert torch.load(checkpoint_file(job), weights_only=True)["run"]["step"] == 500
     resumed = record_job(job)
     assert not checkpoint_file(job).exists()
