@@ -54,6 +54,7 @@ def test_the_papers_own_numbers_stand_in_its_preset():
 LONG = {"steps": 700, "n_points": 12, "batch_size": 8, "width": 8}
 KILLED = f"""
 import os, signal
+from pcl import experiments
 from pcl.experiments import EXPERIMENTS, Job, record_job
 
 EXPERIMENTS["table3"].presets["smoke"].update({LONG!r})
