@@ -95,7 +95,7 @@ def console_errors(browser: webdriver.Chrome) -> list[str]:
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-@pytest.mark.parametrize("page", [p for p in pages() if not p.startswith("reference/")])  # those are all made alike
+@pytest.mark.parametrize("page", pages())
 def test_page_from_disk_asks_nobody_and_complains_of_nothing(browser: webdriver.Chrome, page: str) -> None:
     open_page(browser, (HTML / page).as_uri())
     foreign = [u for u in requests(browser) if not u.startswith(HTML.as_uri())]
