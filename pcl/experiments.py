@@ -663,7 +663,11 @@ LOSS_ROWS: dict[str, dict[str, Any]] = {
     for name in ("hib", "elk", "mcinfonce", "infonce", "exact-infonce", "exact-nwj")
 }
 world_experiment(
-    "table3", "Which loss finds the posteriors?", LOSS_ROWS, {"steps": 1500}, varied=("kappa_from", "mu_until")
+    "table3",
+    "Which loss finds the posteriors?",
+    LOSS_ROWS,
+    {"steps": 1500, "batch_size": 512, "n_neg": 64},
+    varied=("kappa_from", "mu_until"),
 )
 KINDS: dict[str, dict[str, Any]] = {"ambiguous": {}, "clear": CLEAR}
 world_experiment(
