@@ -218,15 +218,16 @@ def extract(
     *,
     label: str = "features",  # to recognise the cache by; the fingerprint follows it
     key: str | None = None,  # stands for the images in the fingerprint, if reading them all is too slow
-    batch_size: int = 64,
+    batch_size: int | None = None,  # default 8 on a CPU, so that activations stay in its cache, and 64 elsewhere
     chunk: int = 512,  # images per entry of the journal
     dtype: type[np.floating] = np.float32,  # as stored; float16 takes half the space
 ) -> np.ndarray:  # (n, features), a read-only memory map
     """Features of all images, computed once, kept on disk, verified whenever they are read."""
     images = _numbered(images)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    batch_size = (8 if device.type == "cpu" else 64) if batch_size is None else batch_size
     if not len(images) or batch_size < 1 or chunk < 1:
         raise ValueError(f"images, batch_size and chunk must not be empty or 0: got {len(images)}, {batch_size}, {chunk}")
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     kind = np.dtype(dtype)
     name = f"{label}-{fingerprint(model, images if key is None else key, len(images), kind.name, chunk)}"
     place = (cache_folder() / "features" if folder is None else Path(folder)) / name
