@@ -591,7 +591,7 @@ world_experiment(
         "wider": {**UNIFORM, **HARD, "width": 384, "steps": 2000},
         "longer-wider": {**UNIFORM, **HARD, "width": 384, "steps": 6000},
     },
-    {"batch_size": 512, "n_neg": 0},
+    {"batch_size": 512, "n_neg": 64},  # and not the whole batch, to afford longer runs
     {"n_neg": 0, "kappa_from": 0.15, "mu_until": 1.0},
     ("width", "steps"),
     seeds=(1,),
