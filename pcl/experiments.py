@@ -686,7 +686,7 @@ world_experiment(
         if (dim, row) != (64, "exact-nwj")  # the variance of its second term grows with the information
     }
     | {"ambiguous-d10-k512": {"world": "uniform", "n_samples": 512}},
-    {"steps": 1000},
+    {"steps": 750},
     {"kappa_from": 0.15, "mu_until": 1.0},
     ("n_samples",),
 )
@@ -699,7 +699,7 @@ world_experiment(
         **{f"k{k}": {"loss_kappa_pos": float(k)} for k in (10, 20, 40)},
         "learned": {"learn_kappa_pos": True},
     },
-    {"steps": 1000, **PHASES},
+    {"steps": 750, **PHASES},
 )
 
 # %% ../nbs/35_which_loss.ipynb #1685eabc
