@@ -384,6 +384,7 @@ class PaperEntry:
     note: str
     along: tuple[str, ...] = ()  # the rows a trend runs through
     like: str = ""  # our metric that computes what the published code computed, if it goes by another name
+    runs_of: str = ""  # the experiment whose runs answer it, where that is not its own
 
 
 _CELL = re.compile(r"(?P<value>-?\d+(?:\.(?P<digits>\d+))?)(?: ± (?P<stderr>\d+(?:\.\d+)?))?")
@@ -422,7 +423,7 @@ def _table_entries(table: Mapping[str, Any], words: Mapping[str, Any]) -> Iterat
                 table["experiment"], row, metric, table["version"], printed, rule, value, stderr, half,
                 table.get("seeds") if stderr is not None else None, words[metric]["better"], words[metric]["label"],
                 table["title"], table["source"], table.get("note", ""), tuple(table.get("along", ())),
-                words[metric].get("like", ""),
+                words[metric].get("like", ""), table.get("runs_of", ""),
             )
 
 
@@ -598,7 +599,7 @@ def _rank_correlation(values: Sequence[float]) -> float:
 # %% ../nbs/90_ledger.ipynb #9793abca
 def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, list[Record]]]:
     "Our value for an entry, one per seed, with the runs it came from."
-    of_experiment = [r for r in runs if r.experiment == entry.experiment]
+    of_experiment = [r for r in runs if r.experiment == (entry.runs_of or entry.experiment)]
     metric = entry.like if any(entry.like in r.metrics for r in of_experiment) else entry.metric
     mine = [r for r in of_experiment if metric in r.metrics]
     if not entry.along:
@@ -663,7 +664,7 @@ def scoreboard(
     for e in entries:
         found = {p: _runs_of(e, [r for r in runs if r.preset == p]) for p in presets}
         rows += [_score(e, p, f) for p, f in found.items() if f] or [_score(e, "-", [])]
-    published = {(e.experiment, row) for e in entries for row in (e.row, *e.along)}
+    published = {(e.runs_of or e.experiment, row) for e in entries for row in (e.row, *e.along)}
     own: dict[tuple[str, str, str, str], list[Record]] = {}
     for r in runs:
         if (r.experiment, r.row) not in published:  # further metrics of a published row belong to its chapter
