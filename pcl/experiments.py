@@ -1133,12 +1133,16 @@ CHOICES: dict[str, dict[str, Any]] = {
     "few-crops": {"crop_share": 0.1},
     "whole-images": {"crop_share": 0.0},
     "more-crops": {"crop_share": 0.67},
+    "dim-4": {"dim": 4},
     "dim-16": {"dim": 16},
     "kappa-pos-32": {"kappa_pos": 32.0},
     "kappa-pos-4": {"kappa_pos": 4.0},
     "batch-512": {"batch_size": 512, "steps": 400},
     "batch-128": {"batch_size": 128, "steps": 600, "dim": 6},
     "linear-head": {"hidden": None},
+    "wide-head": {"hidden": 1024},
+    "dropout": {"dropout": 0.2},
+    "weight-decay": {"weight_decay": 1.0},
     "select-from-start": {"select_from": 0.0},
 }
 image_experiment(
