@@ -772,12 +772,14 @@ world_experiment(
     "figure7",
     "How do the metrics change with the dimension?",
     {
-        **{f"d{dim}": {**PHASES, "dim": dim, "sampler": "published", "pairs": "published"} for dim in DIMS},
-        **{f"d{dim}-exact": {**PHASES, "dim": dim} for dim in DIMS},
-        **{f"d{dim}-growing": {**JOINT, "dim": dim, "world": "uniform", "loss": "exact-infonce", **GROWING[dim]} for dim in DIMS},
+        **{f"d{dim}": {**PHASES, "dim": dim, "sampler": "published", "pairs": "published", "steps": 1000} for dim in DIMS},
+        **{f"d{dim}-exact": {**PHASES, "dim": dim, "steps": 1000} for dim in DIMS},
+        **{
+            f"d{dim}-growing": {"dim": dim, "world": "uniform", "loss": "exact-infonce", "n_neg": 0, "steps": 2000, **GROWING[dim]}
+            for dim in DIMS
+        },
     },
-    {"steps": 1000},
-    varied=("pairs", "kappa_from", "mu_until"),
+    varied=("pairs", "kappa_from", "mu_until", "n_neg"),
     seeds=(1,),
     measure=measure_scaling,
 )
