@@ -457,7 +457,8 @@ def paper_configs() -> dict[str, dict[str, Any]]:
 # %% ../nbs/90_ledger.ipynb #dc06b68e
 RULES = {
     "value": "reproduced if the means differ by at most u + 2 sqrt((s + u)² + s'²): s and s' the two standard errors, "
-             "u the rounding of the printed digits; 10 % of the printed value in place of 2s where no error is printed",
+             "u the rounding of the printed digits; 10 % of the printed value in place of 2s where no error is printed; "
+             "of s' no more than s or a quarter of the printed value counts",
     "at least": "reproduced if our mean is not below the bound by more than twice its standard error and the rounding",
     "magnitude": "reproduced if our mean is within a factor of ten: only an order of magnitude is stated",
     "diverges": "the target is infinity: reproduced if every seed ends above 1280, ten times the largest finite "
@@ -477,9 +478,9 @@ def tolerance(
     "How far our mean may be from the published one and still count as reproduced."
     if entry.value is None:
         raise ValueError(f"entry must have a value, got {entry.printed!r}")
-    if entry.stderr is None:
-        return entry.half_unit + math.hypot(0.1 * abs(entry.value), 2 * stderr)
-    return entry.half_unit + 2 * math.hypot(entry.stderr + entry.half_unit, stderr)
+    theirs = 0.05 * abs(entry.value) if entry.stderr is None else entry.stderr + entry.half_unit
+    ours = min(stderr, max(theirs, 0.25 * abs(entry.value)))  # runs that scatter widely agree with everything and say nothing
+    return entry.half_unit + 2 * math.hypot(theirs, ours)
 
 # %% ../nbs/90_ledger.ipynb #3d97ec80
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no error for a single run
