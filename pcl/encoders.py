@@ -75,7 +75,8 @@ def mlp_encoder(
     body = paper_widths(features, dim) if hidden is None else [features, *hidden]
     if not shared:
         return SphereEncoder(mlp([*body, dim]), mlp([*body, 1]))
-    return SphereEncoder(nn.Linear(body[-1], dim), nn.Linear(body[-1], 1), nn.Sequential(mlp(body), nn.LeakyReLU()))
+    width = body[-1]  # kappa is "a 3-layer MLP attached after" the embedder (appendix B.8)
+    return SphereEncoder(nn.Linear(width, dim), mlp([width, width, width, 1]), nn.Sequential(mlp(body), nn.LeakyReLU()))
 
 # %% ../nbs/22_encoders.ipynb #e33794be
 @torch.no_grad()

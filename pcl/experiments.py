@@ -619,9 +619,8 @@ world_experiment(
 world_experiment(
     "table8",
     "Can one backbone serve directions and concentrations?",
-    {"independent": PHASES, "shared": {**JOINT, "shared_backbone": True}},
+    {"independent": PHASES, "shared": {**PHASES, "shared_backbone": True}},
     {"steps": 1500},
-    varied=("kappa_from", "mu_until"),  # one backbone cannot be trained in phases
 )
 
 # %% ../nbs/32_samples.ipynb #ce2919f1
