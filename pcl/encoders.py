@@ -302,7 +302,9 @@ def augment(
     rows, columns = (torch.arange(side) + shift for shift in (down, across))
     columns = torch.where(mirror[:, 0], columns.flip(-1), columns)
     padded = nn.functional.pad(images.float(), (4, 4, 4, 4), mode="reflect").to(images.dtype)
-    return padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    picked = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    # Not channels last, as the lookup leaves it: without AVX-512, torch 2.13 then corrupts memory in convolutions of 4 channels.
+    return picked.permute(0, 3, 1, 2).contiguous()
 
 
 def pretrain_classifier(
