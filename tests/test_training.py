@@ -445,17 +445,32 @@ def test_negatives_while_kappa_is_held_back() -> None:
 def test_a_terminal_shows_a_bar_with_live_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tqdm", reason="the bar needs the train extra")
     code = """
-import fcntl, os, pty, struct, termios
+import fcntl, os, pty, struct, sys, termios, threading
 leader, follower = pty.openpty()
 fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
 os.dup2(follower, 2)
+os.close(follower)
+said = []
+
+def listen():  # until the other end closes: one read returns only what has arrived by then
+    try:
+        while piece := os.read(leader, 4096):
+            said.append(piece)
+    except OSError:  # Linux reports a closed pseudo-terminal as an error, others as an empty read
+        pass
+
+listener = threading.Thread(target=listen)
+listener.start()
 from pcl.losses import InfoNCE
 from pcl.training import Config, fit
 from training_world import Encoder, draw
 
 config = Config(steps=6, batch_size=8, log_every=2, label="tiny")
 fit(Encoder(), InfoNCE(5.0), draw, config, evaluate=lambda encoder: {"rank": 0.25})
-print(os.read(leader, 100_000).decode())
+sys.stderr.flush()
+os.dup2(1, 2)
+listener.join()
+print(b"".join(said).decode())
 """
     said = python(tmp_path, code)
     assert "tiny" in said and "6/6" in said and "loss=" in said and "rank=0.250" in said
