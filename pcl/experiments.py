@@ -788,7 +788,6 @@ world_experiment(
     {f"d48-{name}": {"dim": 48, **row} for name, row in LOSS_ROWS.items()},
     {"steps": 1000},
     varied=("kappa_from", "mu_until"),
-    seeds=(1,),
     measure=measure_scaling,
 )
 
@@ -923,10 +922,12 @@ def image_task(
     data = load_views(source, "test", n, ("full", "random", "centre", *crops), frozen)
     fold = folds(n)[(seed - 1) % 5]
     assert data.human is not None  # of the test split they are always there
+    more = lambda: load_views(source, "train", config["n_train"], ("full", *crops[:1]), frozen)
     kinds: dict[str, Callable[[], tuple[Tensor, Tensor | None, ImageViews]]] = {
         "cifar10h-soft": lambda: (data.human.probs, fold.train, data),  # type: ignore[union-attr]
         "cifar10h-hard": lambda: (data.human.probs.argmax(-1), fold.train, data),  # type: ignore[union-attr]
-        "cifar10-hard": lambda: _own_labels(load_views(source, "train", config["n_train"], ("full", *crops[:1]), frozen)),
+        "cifar10-hard": lambda: _own_labels(more()),
+        "cifar10h-soft+cifar10-hard": lambda: _both(data, fold.train, more()),
     }
     labels, items, origin = lookup("labels", config["labels"], kinds)()
     looks = [origin.views["full"].data, *(origin.views[name].data for name in crops if name in origin.views)]
@@ -936,6 +937,16 @@ def image_task(
 def _own_labels(train: ImageViews) -> tuple[Tensor, None, ImageViews]:
     """CIFAR-10's own labels, and all images to draw from."""
     return train.labels, None, train
+
+
+def _both(data: ImageViews, items: Tensor, train: ImageViews) -> tuple[Tensor, Tensor, ImageViews]:
+    """Votes, followed by CIFAR-10's own labels; some images of the first kind to draw from, and all of the second."""
+    assert data.human is not None
+    votes = data.human.probs
+    labels = torch.cat([votes, nn.functional.one_hot(train.labels.long(), votes.shape[1]).to(votes)])
+    views = {name: View(*map(torch.cat, zip(data.views[name], seen, strict=True))) for name, seen in train.views.items()}
+    images = ImageViews(torch.cat([data.labels, train.labels]), None, views)
+    return labels, torch.cat([items, len(votes) + torch.arange(len(train.labels))]), images
 
 # %% ../nbs/46_cifar10h.ipynb #716954ba
 class Selecting(nn.Module):
@@ -1145,6 +1156,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "dropout": {"dropout": 0.2},
     "weight-decay": {"weight_decay": 1.0},
     "select-from-start": {"select_from": 0.0},
+    "more-images": {"labels": "cifar10h-soft+cifar10-hard"},
 }
 image_experiment(
     "image_choices",
@@ -1163,6 +1175,7 @@ image_experiment(
         "elk": {"loss": "elk", "kappa_pos": 1.0},  # its factor saturates the softmax where the others need 8 or 16
         "mcinfonce": {"loss": "mcinfonce"},
         **{loss: {"loss": loss, **TUNED} for loss in ("exact-infonce", "exact-nwj")},
+        "exact-infonce-more-images": {"loss": "exact-infonce", **TUNED, "labels": "cifar10h-soft+cifar10-hard"},
     },
 )
 image_experiment(

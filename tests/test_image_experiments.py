@@ -18,6 +18,7 @@ from pcl.experiments import (
     image_encoder,
     image_task,
     judge_certainty,
+    load_views,
     run_job,
     train_on_images,
     with_table9,
@@ -93,13 +94,28 @@ def test_batches_hold_whole_images_and_crops_in_the_share_asked_for(pretrained):
 
 
 def test_no_test_image_is_ever_drawn():
-    for labels in ("cifar10h-soft", "cifar10h-hard"):
+    for labels in ("cifar10h-soft", "cifar10h-hard", "cifar10h-soft+cifar10-hard"):
         for seed in range(1, 6):
             task = image_task({**SMOKE, "labels": labels, "crop_share": 0.0}, seed)
             held_out = task.data.views["full"].data[torch.cat([task.fold.test, task.fold.validation])]
             x, x_pos, x_neg = task.draw(60, 1, torch.Generator().manual_seed(seed))
             drawn = torch.cat([x, x_pos, x_neg[:, 0]])
             assert not (drawn[:, None] == held_out).all(-1).any()
+
+
+def test_votes_and_labels_together_draw_from_both_and_pair_like_with_like():
+    config = {**SMOKE, "labels": "cifar10h-soft+cifar10-hard", "crop_share": 0.0}
+    task = image_task(config, 1)
+    voted = task.data.views["full"].data[task.fold.train]
+    labelled = load_views("generated", "train", config["n_train"], ("full",), True)
+    x, x_pos, _ = task.draw(400, 0, torch.Generator().manual_seed(0))
+    among = [(x[:, None] == rows).all(-1) for rows in (voted, labelled.views["full"].data)]
+    shares = [hits.any(-1).double().mean().item() for hits in among]
+    fair = len(voted) / (len(voted) + config["n_train"])
+    assert sum(shares) == 1 and shares[0] == pytest.approx(fair, abs=0.1)
+    both = among[1].any(-1) & (x_pos[:, None] == labelled.views["full"].data).all(-1).any(-1)
+    own, other = (labelled.labels[(part[both][:, None] == labelled.views["full"].data).all(-1).long().argmax(-1)] for part in (x, x_pos))
+    assert both.sum() > 20 and torch.equal(own, other)  # one label each, so a positive shares it
 
 
 def test_an_oracle_of_entropy_scores_one_and_its_opposite_minus_one():
