@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu, linear, normalize, softplus
 
 from .bessel import log_normalizer, log_sphere_area
+from .kernels import zonal_harmonics
 from .vmf import HypersphericalUniform, VonMisesFisher
 
 # %% ../nbs/21_generative.ipynb #f0c89f16
@@ -392,15 +393,10 @@ def published_coefficients(
     n_terms: int = 64,  # degrees 0 to n_terms - 1
 ) -> Tensor:  # (n_terms,), double precision
     """Harmonic coefficients of the published acceptance, to stand where a vMF has a_l(kappa_pos)."""
-    if n_terms < 1:
-        raise ValueError(f"n_terms must be at least 1, got {n_terms}")
     # enough nodes for the highest degree and for the acceptance, a step of width 1 / kappa_pos
     nodes, weights = roots_legendre(256 + n_terms + 8 * math.ceil(kappa_pos))
     angle = torch.from_numpy(nodes).add(1).mul(math.pi / 2)
     t = angle.cos()
     law = published_acceptance(t, kappa_pos, dim) * angle.sin() ** (dim - 2) * torch.from_numpy(weights)
-    before, here, values = torch.ones_like(t), t, [law.sum()]
-    for degree in range(1, n_terms):
-        values.append((law * here).sum())
-        before, here = here, ((2 * degree + dim - 2) * t * here - degree * before) / (degree + dim - 2)
-    return torch.stack(values) / values[0]
+    moments = zonal_harmonics(t, dim, n_terms) @ law
+    return moments / moments[0]

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DIRAC', 'MAX_TERMS', 'log_expected_likelihood', 'log_bhattacharyya', 'kl', 'cosine_similarity', 'squared_distance',
-           'log_marginal', 'NonIsotropicVMF']
+           'harmonic_counts', 'zonal_harmonics', 'log_marginal', 'NonIsotropicVMF']
 
 # %% ../nbs/03_kernels.ipynb #4ecf9a3a
 import math
@@ -225,6 +225,39 @@ def _harmonic_growth(
         return float(dim)
     return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
 
+# %% ../nbs/03_kernels.ipynb #5d0c7a12
+def harmonic_counts(
+    dim: int,  # D
+    n_terms: int,  # degrees 0 to n_terms - 1
+) -> Tensor:  # (n_terms,), float64
+    "N_l, the number of independent harmonics of degree l."
+    _check_series(dim, n_terms)
+    growth = [_harmonic_growth(dim, degree) for degree in range(n_terms - 1)]
+    return torch.tensor([1.0, *growth], dtype=torch.float64).cumprod(0)
+
+
+def zonal_harmonics(
+    t: Tensor,  # cosines, any shape
+    dim: int,  # D
+    n_terms: int,  # degrees 0 to n_terms - 1
+) -> Tensor:  # (n_terms, *t.shape)
+    "G_l(t), the Gegenbauer polynomials scaled to G_l(1) = 1; on the circle Chebyshev's."
+    _check_series(dim, n_terms)
+    before, now, values = torch.zeros_like(t), torch.ones_like(t), []
+    for degree in range(n_terms):
+        values.append(now)
+        rise, fall = ((2 * degree + dim - 2) / (degree + dim - 2), degree / (degree + dim - 2)) if degree else (1.0, 0.0)
+        before, now = now, rise * t * now - fall * before
+    return torch.stack(values)
+
+
+def _check_series(dim: int, n_terms: int) -> None:
+    "Refuse a sphere without an angle, and a series without terms."
+    if dim < 2:
+        raise ValueError(f"dim must be at least 2: the sphere S^(dim-1) needs an angle; got {dim}")
+    if n_terms < 1:
+        raise ValueError(f"n_terms must be at least 1, got {n_terms}")
+
 # %% ../nbs/03_kernels.ipynb #41a7a327
 MAX_TERMS = 512
 
@@ -305,12 +338,7 @@ def _gegenbauer_envelope(
 ) -> Tensor:  # (n_bins, n_terms): largest |G_l(t)| for sqrt(1 - |t|) in each bin
     "How large each Gegenbauer polynomial gets in each bin of |t|."
     t = 1 - torch.linspace(0, 1, n_bins * samples, dtype=torch.float64, device=device) ** 2
-    rows, before, now = [], torch.zeros_like(t), torch.ones_like(t)
-    for degree in range(n_terms):
-        rows.append(torch.nn.functional.max_pool1d(now.abs()[None], samples + 2, samples, 1)[0])
-        rise = (2 * degree + dim - 2) / (degree + dim - 2) if degree else 1.0
-        before, now = now, rise * t * now - (degree / (degree + dim - 2) if degree else 0.0) * before
-    return torch.stack(rows, 1)
+    return torch.nn.functional.max_pool1d(zonal_harmonics(t, dim, n_terms).abs(), samples + 2, samples, 1).T
 
 
 def _magnitude(
@@ -553,8 +581,7 @@ def _series(
     edges, bins = zip(*(_bins(k) for k in kappas), strict=True)
     shared = [k for k in kappas if k.numel() <= rows + columns]  # the others get their coefficients tile by tile
     a, da = _coefficients(torch.cat([*edges, *(k.flatten() for k in shared)]), dim, n_terms)
-    growth = [_harmonic_growth(dim, degree) for degree in range(n_terms - 1)]
-    harmonics = torch.tensor([1.0, *growth], dtype=t.dtype, device=t.device).cumprod(0)[:, None]
+    harmonics = harmonic_counts(dim, n_terms).to(t)[:, None]
     sizes = [e.numel() for e in edges]
     at_edges = list(a[:, : sum(sizes)].split(sizes, 1))
     at_edges[0] = at_edges[0] * harmonics

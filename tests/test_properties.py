@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pcl import kernels, losses, metrics
-from pcl.kernels import NonIsotropicVMF, log_marginal
+from pcl.kernels import NonIsotropicVMF, harmonic_counts, log_marginal, zonal_harmonics
 from pcl.losses import ELK, HIB, ContrastiveLoss, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE, loss_landscape
 from pcl.vmf import VonMisesFisher
 
@@ -200,6 +200,30 @@ def test_the_landscape_broadcasts_and_falls_towards_the_positive(dtype: torch.dt
 
 
 # --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+@covers("kernels.zonal_harmonics", "kernels.harmonic_counts")
+@few
+@given(dim=st.integers(2, 40), n=st.integers(1, 24), dtype=st.sampled_from(DTYPES), shape=st.sampled_from([(), (3,), (2, 1, 4)]))
+def test_harmonics_are_bounded_alternate_and_are_orthogonal(dim: int, n: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    t = torch.rand(shape, dtype=dtype, generator=torch.Generator().manual_seed(n)) * 2 - 1
+    values, signs = zonal_harmonics(t, dim, n), (-1.0) ** torch.arange(n)
+    slack = 200 * torch.finfo(dtype).eps
+    assert values.shape == (n, *shape) and values.dtype == dtype and (values.abs() <= 1 + slack).all()
+    torch.testing.assert_close(zonal_harmonics(-t, dim, n), signs.to(dtype).view(n, *[1] * len(shape)) * values, rtol=0, atol=slack)
+    x, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(64 + 2 * n + dim))
+    angle = (x + 1) * math.pi / 2
+    measure = weights * angle.sin() ** (dim - 2)
+    grid = zonal_harmonics(angle.cos(), dim, n)
+    squares = (grid * measure) @ grid.T / measure.sum()  # E G_l G_m is 1 / N_l if l = m, and 0 otherwise
+    torch.testing.assert_close(squares * harmonic_counts(dim, n), torch.eye(n, dtype=torch.float64), rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("call", [lambda: harmonic_counts(1, 3), lambda: zonal_harmonics(torch.zeros(2), 1, 3)])
+def test_harmonics_need_a_sphere_with_an_angle(call: Callable) -> None:
+    with pytest.raises(ValueError, match="dim must be at least 2"):
+        call()
+
 
 SYMMETRIC = ("log_expected_likelihood", "log_bhattacharyya", "cosine_similarity", "squared_distance")
 KERNELS = (*SYMMETRIC, "kl")
