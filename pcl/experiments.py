@@ -921,7 +921,10 @@ def image_task(
     data = load_views(source, "test", n, ("full", "random", "centre", *crops), frozen)
     fold = folds(n)[(seed - 1) % 5]
     assert data.human is not None  # of the test split they are always there
-    more = lambda: load_views(source, "train", config["n_train"], ("full", *crops[:1]), frozen)
+
+    def more() -> ImageViews:  # only where asked for: they take a while
+        return load_views(source, "train", config["n_train"], ("full", *crops[:1]), frozen)
+
     kinds: dict[str, Callable[[], tuple[Tensor, Tensor | None, ImageViews]]] = {
         "cifar10h-soft": lambda: (data.human.probs, fold.train, data),  # type: ignore[union-attr]
         "cifar10h-hard": lambda: (data.human.probs.argmax(-1), fold.train, data),  # type: ignore[union-attr]

@@ -106,15 +106,15 @@ def test_no_test_image_is_ever_drawn():
 def test_votes_and_labels_together_draw_from_both_and_pair_like_with_like():
     config = {**SMOKE, "labels": "cifar10h-soft+cifar10-hard", "crop_share": 0.0}
     task = image_task(config, 1)
-    voted = task.data.views["full"].data[task.fold.train]
-    labelled = load_views("generated", "train", config["n_train"], ("full",), True)
+    voted, train = task.data.views["full"].data[task.fold.train], load_views("generated", "train", config["n_train"], ("full",), True)
     x, x_pos, _ = task.draw(400, 0, torch.Generator().manual_seed(0))
-    among = [(x[:, None] == rows).all(-1) for rows in (voted, labelled.views["full"].data)]
+    labelled = train.views["full"].data
+    among = [(x[:, None] == rows).all(-1) for rows in (voted, labelled)]
     shares = [hits.any(-1).double().mean().item() for hits in among]
     fair = len(voted) / (len(voted) + config["n_train"])
     assert sum(shares) == 1 and shares[0] == pytest.approx(fair, abs=0.1)
-    both = among[1].any(-1) & (x_pos[:, None] == labelled.views["full"].data).all(-1).any(-1)
-    own, other = (labelled.labels[(part[both][:, None] == labelled.views["full"].data).all(-1).long().argmax(-1)] for part in (x, x_pos))
+    both = among[1].any(-1) & (x_pos[:, None] == labelled).all(-1).any(-1)
+    own, other = (train.labels[(part[both][:, None] == labelled).all(-1).long().argmax(-1)] for part in (x, x_pos))
     assert both.sum() > 20 and torch.equal(own, other)  # one label each, so a positive shares it
 
 
