@@ -106,9 +106,9 @@ def test_no_test_image_is_ever_drawn():
 def test_votes_and_labels_together_draw_from_both_and_pair_like_with_like():
     config = {**SMOKE, "labels": "cifar10h-soft+cifar10-hard", "crop_share": 0.0}
     task = image_task(config, 1)
-    voted, train = task.data.views["full"].data[task.fold.train], load_views("generated", "train", config["n_train"], ("full",), True)
+    train = load_views("generated", "train", config["n_train"], ("full",), True)
+    voted, labelled = task.data.views["full"].data[task.fold.train], train.views["full"].data
     x, x_pos, _ = task.draw(400, 0, torch.Generator().manual_seed(0))
-    labelled = train.views["full"].data
     among = [(x[:, None] == rows).all(-1) for rows in (voted, labelled)]
     shares = [hits.any(-1).double().mean().item() for hits in among]
     fair = len(voted) / (len(voted) + config["n_train"])

@@ -215,9 +215,9 @@ def test_harmonics_are_bounded_alternate_and_are_orthogonal(dim: int, n: int, dt
     x, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(64 + 2 * n + dim))
     angle = (x + 1) * math.pi / 2
     measure = weights * angle.sin() ** (dim - 2)
-    grid = zonal_harmonics(angle.cos(), dim, n)
-    squares = (grid * measure) @ grid.T / measure.sum()  # E G_l G_m is 1 / N_l if l = m, and 0 otherwise
-    torch.testing.assert_close(squares * harmonic_counts(dim, n), torch.eye(n, dtype=torch.float64), rtol=0, atol=1e-8)
+    grid = harmonic_counts(dim, n).sqrt()[:, None] * zonal_harmonics(angle.cos(), dim, n)  # of unit length
+    squares = (grid * measure) @ grid.T / measure.sum()
+    torch.testing.assert_close(squares, torch.eye(n, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("call", [lambda: harmonic_counts(1, 3), lambda: zonal_harmonics(torch.zeros(2), 1, 3)])
