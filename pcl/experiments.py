@@ -678,15 +678,14 @@ world_experiment(
         for row, loss in (
             ("exact-infonce", {"loss": "exact-infonce", "n_samples": 1}),
             ("exact-nwj", {"loss": "exact-nwj", "n_samples": 1}),
-            ("k16", {"loss": "mcinfonce", "n_samples": 16}),
-            ("k64", {"loss": "mcinfonce", "n_samples": 64}),
+            ("k16", {"loss": "mcinfonce", "n_samples": 16, **PHASES}),
+            ("k64", {"loss": "mcinfonce", "n_samples": 64, **PHASES}),
         )
         if (dim, row) != (64, "exact-nwj")  # the variance of its second term grows with the information
     }
-    | {"ambiguous-d10-k512": {"world": "uniform", "n_samples": 512}},
+    | {"ambiguous-d10-k512": {"world": "uniform", "n_samples": 512, **PHASES}},
     {"steps": 750},
-    {"kappa_from": 0.15, "mu_until": 1.0},
-    ("n_samples",),
+    varied=("n_samples", "kappa_from", "mu_until"),
 )
 world_experiment(
     "kappa_pos",
