@@ -69,7 +69,7 @@ def add_run_note(
     """Put the download link, the rerun switch where the chapter has experiments, and the reference under the title."""
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    how = RECORDED if "results_of(" in code else LEDGER if "scoreboard(" in code else COMPUTED
+    how = RECORDED if "results_of(" in code else LEDGER if "scoreboard(" in code or "read().records" in code else COMPUTED
     where = REFERENCE.format(name=reference) if reference else ""
     first["source"] = "".join(first["source"]).rstrip() + "\n\n" + RUN_NOTE.format(stem=stem, how=how, where=where) + "\n"
 
