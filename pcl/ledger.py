@@ -456,10 +456,12 @@ def paper_configs() -> dict[str, dict[str, Any]]:
 
 # %% ../nbs/90_ledger.ipynb #dc06b68e
 RULES = {
-    "value": "reproduced if the means differ by at most u + 2 sqrt((s + u)² + s'²): s and s' the two standard errors, "
-             "u the rounding of the printed digits; 10 % of the printed value in place of 2s where no error is printed; "
-             "of s' no more than s or a quarter of the printed value counts",
-    "at least": "reproduced if our mean is not below the bound by more than twice its standard error and the rounding",
+    "value": "reproduced if the means differ by at most u + 2(s + u): s the printed standard error, u the rounding of the "
+             "printed digits; 10 % of the printed value in place of 2(s + u) where no error is printed; inconclusive if by "
+             "more, but by at most u + 2 sqrt((s + u)² + s'²): s' our standard error, no more than s + u or a quarter of the "
+             "printed value",
+    "at least": "reproduced if our mean is not below the bound by more than the rounding; inconclusive if by no more than twice "
+                "our standard error besides, a quarter of the bound at most",
     "magnitude": "reproduced if our mean is within a factor of ten: only an order of magnitude is stated",
     "diverges": "the target is infinity: reproduced if every seed ends above 1280, ten times the largest finite "
                 "concentration of the table, and no recorded curve has fallen since half-way",
@@ -473,13 +475,13 @@ _UNJUDGED = ("smoke",)  # presets that only test that the code runs
 
 def tolerance(
     entry: PaperEntry,  # a published mean
-    stderr: float,  # the standard error of ours
+    stderr: float,  # the standard error of ours; 0 for what counts as reproduced
 ) -> float:
-    "How far our mean may be from the published one and still count as reproduced."
+    "How far our mean may be from the published one before the two differ."
     if entry.value is None:
         raise ValueError(f"entry must have a value, got {entry.printed!r}")
     theirs = 0.05 * abs(entry.value) if entry.stderr is None else entry.stderr + entry.half_unit
-    ours = min(stderr, max(theirs, 0.25 * abs(entry.value)))  # runs that scatter widely agree with everything and say nothing
+    ours = min(stderr, max(theirs, 0.25 * abs(entry.value)))  # a run that exploded must not escape by its scatter
     return entry.half_unit + 2 * math.hypot(theirs, ours)
 
 # %% ../nbs/90_ledger.ipynb #3d97ec80
@@ -490,16 +492,6 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no
     if n < 2 or not math.isfinite(mean):
         return mean, None
     return mean, math.sqrt(sum((v - mean) * (v - mean) for v in values) / (n - 1) / n)
-
-
-def _compared(entry: PaperEntry, mean: float, allowed: float) -> tuple[str, str]:
-    "Verdict for a difference of means, and in which direction it goes."
-    assert entry.value is not None
-    gap = round(mean - entry.value, 12) + 0.0  # without the last bits of the subtraction, and without -0
-    if abs(gap) <= allowed:
-        return "reproduced", f"{gap:+.2g} from the paper's, {allowed:.2g} allowed"
-    word = {"lower": ("better", "worse"), "higher": ("worse", "better")}.get(entry.better, ("lower", "higher"))[gap > 0]
-    return "differs", f"ours is {word}: {gap:+.2g} from the paper's, {allowed:.2g} allowed"
 
 
 def judge(
@@ -521,14 +513,26 @@ def judge(
     return verdict, reason if len(values) > 1 else f"{reason}; one seed only"
 
 # %% ../nbs/90_ledger.ipynb #40f49cd1
+_SCATTER = "our seeds scatter too widely to tell"
+
+
 def _by_value(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
-    return _compared(e, mean, tolerance(e, error))
+    near, far = tolerance(e, 0.0), tolerance(e, error)
+    gap = round(mean - (e.value or 0.0), 12) + 0.0  # without the last bits of the subtraction, and without -0
+    if abs(gap) <= near:
+        return "reproduced", f"{gap:+.2g} from the paper's, {near:.2g} allowed"
+    if abs(gap) <= far:
+        return "inconclusive", f"{gap:+.2g} from the paper's, {near:.2g} allowed; {_SCATTER}"
+    word = {"lower": ("better", "worse"), "higher": ("worse", "better")}.get(e.better, ("lower", "higher"))[gap > 0]
+    return "differs", f"ours is {word}: {gap:+.2g} from the paper's, {far:.2g} allowed"
 
 
 def _by_bound(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
     bound = e.value or 0.0
-    ok = mean >= bound - e.half_unit - 2 * error
-    return ("reproduced" if ok else "differs"), f"{mean - bound:+.3g} from the bound"
+    short, text = bound - e.half_unit - mean, f"{mean - bound:+.3g} from the bound"
+    if 0 < short <= 2 * min(error, 0.25 * abs(bound)):
+        return "inconclusive", f"{text}; {_SCATTER}"
+    return ("reproduced" if short <= 0 else "differs"), text
 
 
 def _by_magnitude(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
@@ -692,7 +696,7 @@ def format_seconds(seconds: float) -> str:
 
 def counts(rows: Iterable[ScoreRow]) -> dict[str, int]:
     "How many lines got each verdict."
-    total = dict.fromkeys(("reproduced", "differs", "not yet run", "no paper value"), 0)
+    total = dict.fromkeys(("reproduced", "differs", "inconclusive", "not yet run", "no paper value"), 0)
     for row in rows:
         total[row.verdict] += 1
     return total

@@ -85,8 +85,8 @@ def html_name(text: str) -> str:
     return f'<code style="white-space: nowrap">{escape(text)}</code>'
 
 # %% ../nbs/92_plots.ipynb #56aec157
-_MARKS = {"reproduced": ("✓", "success"), "differs": ("≠", "danger"), "not yet run": ("○", "text-muted"),
-          "no paper value": ("&ndash;", "text-muted")}  # fmt: skip
+_MARKS = {"reproduced": ("✓", "success"), "differs": ("≠", "danger"), "inconclusive": ("?", "text-muted"),
+          "not yet run": ("○", "text-muted"), "no paper value": ("&ndash;", "text-muted")}  # fmt: skip
 
 
 def html_verdict(verdict: str, reason: str = "") -> str:

@@ -531,15 +531,30 @@ def test_the_value_rule_is_the_documented_one(entry: PaperEntry, values: list[fl
     error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
     u = entry.half_unit
     theirs = abs(entry.value) / 20 if entry.stderr is None else entry.stderr + u
-    counted = min(error, max(theirs, abs(entry.value) / 4))  # a wide scatter of ours must not count as agreement
-    allowed = u + 2 * math.sqrt(theirs**2 + counted**2)
-    assert math.isclose(tolerance(entry, error), allowed, rel_tol=1e-9)
-    if abs(abs(mean - entry.value) - allowed) > 1e-9:
+    counted = min(error, max(theirs, abs(entry.value) / 4))  # a run that exploded must not escape by its scatter
+    near, far = u + 2 * theirs, u + 2 * math.sqrt(theirs**2 + counted**2)
+    assert math.isclose(tolerance(entry, 0.0), near, rel_tol=1e-9)
+    assert math.isclose(tolerance(entry, error), far, rel_tol=1e-9)
+    gap = abs(mean - entry.value)
+    if min(abs(gap - near), abs(gap - far)) > 1e-9:
         verdict, reason = judge(entry, values)
-        assert verdict == ("reproduced" if abs(mean - entry.value) < allowed else "differs")
+        assert verdict == ("reproduced" if gap < near else "inconclusive" if gap < far else "differs")
         if verdict == "differs" and entry.better:
             improved = (mean < entry.value) == (entry.better == "lower")
             assert ("better" in reason) == improved and ("worse" in reason) != improved
+
+
+def test_our_own_scatter_is_no_agreement() -> None:
+    """The same means, from seeds that agree and from seeds that do not."""
+    rank, bound = cell("table2", "laplace", "kappa_rank", "paper"), cell("figure4", "d8", "kappa_rank")
+    for entry, mean, wide in ((rank, 0.13, 0.3), (bound, 0.53, 0.25)):
+        assert judge(entry, [mean, mean, mean])[0] == "differs"
+        verdict, reason = judge(entry, [mean - wide, mean, mean + wide])
+        assert verdict == "inconclusive" and "our seeds scatter too widely" in reason and "ours is" not in reason
+        assert judge(entry, [mean - 4, mean - 3, mean + 1])[0] == "differs"  # no scatter is wide enough for that
+    assert judge(rank, [0.2, 0.5, 0.8])[0] == "reproduced" and judge(bound, [0.55, 0.56])[0] == "reproduced"
+    (line,) = board(record(experiment="figure4", row="d8", metrics={"kappa_rank": 0.3}))
+    assert line.verdict == "differs"  # one seed has no scatter to hide behind
 
 
 @given(st.sampled_from([e for e in paper_numbers() if e.rule == "value" and e.value]))
@@ -557,7 +572,7 @@ def test_no_result_can_break_the_scoreboard(entry: PaperEntry, values: list[floa
     json.dumps(report_json(rows), allow_nan=False)
     assert report_text(rows)
     for s in rows:
-        assert s.verdict in ("reproduced", "differs", "no paper value")
+        assert s.verdict in ("reproduced", "differs", "inconclusive", "no paper value")
         if any(map(math.isnan, values)) and s.rule != "none":
             assert s.verdict == "differs"
 
@@ -588,7 +603,7 @@ def test_the_report_is_aligned_and_complete() -> None:
     assert len(lines) == 2 + len(rows) + 2
     column = lines[0].index("paper")
     assert all(line[column - 2 : column] == "  " for line in lines[2:-2])
-    assert lines[-1] == "1 reproduced, 0 differs, 141 not yet run, 0 no paper value"
+    assert lines[-1] == "1 reproduced, 0 differs, 0 inconclusive, 141 not yet run, 0 no paper value"
     (ours,) = [s for s in rows if s.seeds]
     assert format_ours(ours) == "6.20 ± 0.20" and "3 min" in report_text([ours])
     keys = {"experiment", "row", "preset", "metric", "paper", "ours", "spread", "seeds", "seconds", "verdict"}
