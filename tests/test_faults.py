@@ -26,14 +26,16 @@ from torch import Tensor, nn
 from training_world import Encoder, draw
 
 import pcl
+from pcl import experiments
 from pcl.bessel import log_normalizer
 from pcl.encoders import SphereEncoder, mlp_encoder
+from pcl.experiments import Job, measure_grid
 from pcl.generative import UniformProcess
 from pcl.kernels import log_marginal
 from pcl.ledger import LedgerError, Record, from_json, read, write
 from pcl.losses import ELK, HIB, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE
 from pcl.metrics import pair_cosines
-from pcl.training import CheckpointError, Config, Diverged, fit, read_checkpoint
+from pcl.training import CheckpointError, Config, Diverged, Draw, fit, read_checkpoint
 from pcl.vmf import VonMisesFisher
 
 TINY = Config(steps=12, batch_size=8, log_every=5, kappa_from=0.0)
@@ -256,6 +258,41 @@ def stopping(after: int):
         return draw(n, n_neg, generator)
 
     return draw_until
+
+
+def test_a_killed_search_resumes_in_the_cell_it_was_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 7 ends in its fifth cell; finished cells are not trained again, and the numbers are those of an unbroken search."""
+    config = {**Job("table7", "mcinfonce", "smoke", 100).config(), "steps": 4}
+    unbroken, file, trained = measure_grid(config, 100), tmp_path / "search.pt", []
+
+    def counted(encoder: nn.Module, loss: nn.Module, sample: Draw, *args: object, **kwargs: object) -> object:
+        drawn = 0
+
+        def draw_until(n: int, n_neg: int, generator: torch.Generator) -> object:
+            nonlocal drawn
+            if len(trained) == 5 and drawn == 3:
+                raise Stop
+            drawn += 1
+            return sample(n, n_neg, generator)
+
+        trained.append(kwargs["checkpoint"])
+        run = fit(encoder, loss, draw_until, *args, **kwargs, checkpoint_every=2)
+        steps.append(drawn)
+        return run
+
+    steps: list[int] = []
+    monkeypatch.setattr(experiments, "fit", counted)
+    with pytest.raises(Stop):
+        measure_grid(config, 100, file)
+    broken = trained[-1]
+    assert sorted(tmp_path.iterdir()) == sorted([file, broken]) and len(read_checkpoint(file)["cells"]) == 4
+    trained[0].write_bytes(broken.read_bytes())  # what a kill leaves between a cell's last two lines
+    resumed = measure_grid(config, 100, file)
+    assert trained[5] == broken and steps[4:] == [2, *[4] * 7] and len(trained) == 5 + 8
+    assert (resumed.metrics, resumed.curve) == (unbroken.metrics, unbroken.curve) and list(tmp_path.iterdir()) == [file]
+    assert resumed.seconds > 0 and len(set(trained)) == 12
+    with pytest.raises(CheckpointError, match="another run: steps is 4 there and 5 here"):
+        measure_grid({**config, "steps": 5}, 100, file)
 
 
 # --- two at once -----------------------------------------------------------------------------------------------------
