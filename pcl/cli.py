@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 import pcl
-from .experiments import EXPERIMENTS, PRESETS, QUICK, RunError, UnknownName, UsageError, jobs, lookup, run, run_apart
+from .experiments import EXPERIMENTS, PRESETS, RunError, UnknownName, UsageError, groups, jobs, lookup, run, run_apart
 from .images import CIFAR10, CIFAR10H, DATA, DataError, find_data, load_cifar10h, prepare_cifar10
 from .ledger import LedgerError, checkout, read, report_json, report_markdown, report_text, scoreboard, write_root
 from .training import CheckpointError, Diverged
@@ -36,7 +36,8 @@ def list_experiments(args: argparse.Namespace) -> int:
         print(f"{e.name}: {e.question}")
         print(f"  rows     {', '.join(e.rows)}")
         print(f"  presets  {', '.join(e.presets)}; seeds {', '.join(map(str, e.seeds))}")
-    print(f"groups: quick ({', '.join(name for name, _, _ in QUICK)}), all")
+    for group, members in groups().items():
+        print(f"group {group}: {', '.join(name for name, _, _ in members)}")
     return 0
 
 
@@ -285,7 +286,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"pcl {pcl.__version__}")
     sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     parsers = {name: sub.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}
-    parsers["run"].add_argument("name", metavar="NAME", help="an experiment from `pcl list`, or quick, or all")
+    parsers["run"].add_argument("name", metavar="NAME", help="an experiment or a group, from `pcl list`")
     parsers["run"].add_argument("--row", help="only this row")
     parsers["run"].add_argument("--preset", default="cpu", help=f"one of {', '.join(PRESETS)} (default cpu)")
     parsers["run"].add_argument("--seeds", type=parse_seeds, help="such as 3, or 1,2,5, or 4-8 (default: the experiment's own)")

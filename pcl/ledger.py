@@ -602,11 +602,16 @@ def _rank_correlation(values: Sequence[float]) -> float:
     return cov / norm if norm else 0.0
 
 # %% ../nbs/90_ledger.ipynb #9793abca
+def _metric_of(entry: PaperEntry, runs: Sequence[Record]) -> str:
+    "What we compare with an entry: what the published code computes, if the runs of the experiment have it."
+    mine = (r for r in runs if r.experiment == (entry.runs_of or entry.experiment))
+    return entry.like if any(entry.like in r.metrics for r in mine) else entry.metric
+
+
 def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, list[Record]]]:
     "Our value for an entry, one per seed, with the runs it came from."
-    of_experiment = [r for r in runs if r.experiment == (entry.runs_of or entry.experiment)]
-    metric = entry.like if any(entry.like in r.metrics for r in of_experiment) else entry.metric
-    mine = [r for r in of_experiment if metric in r.metrics]
+    metric = _metric_of(entry, runs)
+    mine = [r for r in runs if r.experiment == (entry.runs_of or entry.experiment) and metric in r.metrics]
     if not entry.along:
         return [(r.metrics[metric], [r]) for r in mine if r.row == entry.row]
     sweeps = []
@@ -638,7 +643,7 @@ def _score(entry: PaperEntry, preset: str, found: Sequence[tuple[float, list[Rec
     )
 
 # %% ../nbs/90_ledger.ipynb #a72de82a
-def _own_row(runs: Sequence[Record], metric: str) -> ScoreRow:
+def _own_row(runs: Sequence[Record], metric: str, label: str) -> ScoreRow:
     "A line for runs that no published cell speaks of."
     first = runs[0]
     ours, spread = mean_and_error([r.metrics[metric] for r in runs])
@@ -647,7 +652,7 @@ def _own_row(runs: Sequence[Record], metric: str) -> ScoreRow:
     if isinstance(reference, int | float):
         reason = f"exact {reference:.4g}, {ours - reference:+.3g} from it"
     return ScoreRow(
-        first.experiment, first.row, metric, metric, "-", first.preset, "-", None, None, ours, spread, len(runs),
+        first.experiment, first.row, metric, label, "-", first.preset, "-", None, None, ours, spread, len(runs),
         math.fsum(r.seconds for r in runs), "no paper value", "none", reason, "Our own measurement", "this book", "",
     )
 
@@ -670,12 +675,15 @@ def scoreboard(
         found = {p: _runs_of(e, [r for r in runs if r.preset == p]) for p in presets}
         rows += [_score(e, p, f) for p, f in found.items() if f] or [_score(e, "-", [])]
     published = {(e.runs_of or e.experiment, row) for e in entries for row in (e.row, *e.along)}
+    labels: dict[str, dict[str, str]] = {}  # of what the paper measures in an experiment; all else belongs to its chapter
+    for e in entries:
+        labels.setdefault(e.runs_of or e.experiment, {}).setdefault(_metric_of(e, runs), e.label)
     own: dict[tuple[str, str, str, str], list[Record]] = {}
     for r in runs:
-        if (r.experiment, r.row) not in published:  # further metrics of a published row belong to its chapter
-            for metric in r.metrics:
+        if (r.experiment, r.row) not in published:
+            for metric in labels.get(r.experiment, r.metrics).keys() & r.metrics.keys():
                 own.setdefault((r.experiment, r.row, r.preset, metric), []).append(r)
-    return rows + [_own_row(own[key], key[3]) for key in sorted(own, key=_natural)]
+    return rows + [_own_row(own[k], k[3], labels.get(k[0], {}).get(k[3], k[3])) for k in sorted(own, key=_natural)]
 
 # %% ../nbs/90_ledger.ipynb #b5bdcbe0
 def format_ours(row: ScoreRow) -> str:
@@ -713,7 +721,12 @@ def report_text(rows: Sequence[ScoreRow]) -> str:
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
     lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (head, *body)]
     summary = ", ".join(f"{n} {verdict}" for verdict, n in counts(rows).items())
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:], "", summary])
+    longest: dict[tuple[str, str, str], float] = {}  # a row has several lines, and not every seed has every metric
+    for r in rows:
+        key = r.experiment, r.row, r.preset
+        longest[key] = max(r.seconds, longest.get(key, 0.0))
+    total = f"all runs, one after the other: {format_seconds(math.fsum(longest.values()))}"
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:], "", summary, total])
 
 
 def report_markdown(rows: Sequence[ScoreRow]) -> str:

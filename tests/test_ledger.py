@@ -597,13 +597,22 @@ def test_the_rank_correlation_against_scipy(values: list[float]) -> None:
     assert math.isclose(ours, expected, abs_tol=1e-12)
 
 
+def test_a_row_of_ours_beside_published_ones_shows_what_they_measure() -> None:
+    metrics = {"kappa_mae": 5.0, "kappa_rank": 0.9, "spread_mae": 0.1}
+    own = [s for s in scoreboard([record(row="ambiguous-exact", metrics=metrics)]) if s.verdict == "no paper value"]
+    assert {s.metric for s in own} == {"kappa_mae", "kappa_rank"} and all(s.label != s.metric for s in own)
+    free = scoreboard([record(experiment="ours", row="a", metrics=metrics)])
+    assert {s.metric for s in free if s.verdict == "no paper value"} == set(metrics)
+
+
 def test_the_report_is_aligned_and_complete() -> None:
     rows = scoreboard([record(seconds=100.0), record(seed=1, metrics={"kappa_rmse": 6.4}, seconds=100.0)])
     lines = report_text(rows).splitlines()
-    assert len(lines) == 2 + len(rows) + 2
+    assert len(lines) == 2 + len(rows) + 3
     column = lines[0].index("paper")
-    assert all(line[column - 2 : column] == "  " for line in lines[2:-2])
-    assert lines[-1] == "1 reproduced, 0 differs, 0 inconclusive, 141 not yet run, 0 no paper value"
+    assert all(line[column - 2 : column] == "  " for line in lines[2:-3])
+    assert lines[-2] == "1 reproduced, 0 differs, 0 inconclusive, 141 not yet run, 0 no paper value"
+    assert lines[-1] == "all runs, one after the other: 3 min"
     (ours,) = [s for s in rows if s.seeds]
     assert format_ours(ours) == "6.20 ± 0.20" and "3 min" in report_text([ours])
     keys = {"experiment", "row", "preset", "metric", "paper", "ours", "spread", "seeds", "seconds", "verdict"}
