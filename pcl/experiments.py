@@ -585,14 +585,16 @@ world_experiment(
     "hard",
     "What does a harder mixing need?",
     {
-        "recipe": {**UNIFORM, **HARD, "width": 192, "steps": 2000},
-        "longer": {**UNIFORM, **HARD, "width": 192, "steps": 6000},
-        "wider": {**UNIFORM, **HARD, "width": 384, "steps": 2000},
-        "longer-wider": {**UNIFORM, **HARD, "width": 384, "steps": 6000},
+        # 64 negatives and not the whole batch, to afford longer runs
+        "recipe": {**UNIFORM, **HARD, "width": 192, "steps": 2000, "n_neg": 64},
+        "longer": {**UNIFORM, **HARD, "width": 192, "steps": 6000, "n_neg": 64},
+        "wider": {**UNIFORM, **HARD, "width": 384, "steps": 2000, "n_neg": 64},
+        "longer-wider": {**UNIFORM, **HARD, "width": 384, "steps": 6000, "n_neg": 64},
+        "longer-in-batch": {**UNIFORM, **HARD, "width": 192, "steps": 6000, "n_neg": 0},
     },
-    {"batch_size": 512, "n_neg": 64},  # and not the whole batch, to afford longer runs
-    {"n_neg": 0, "kappa_from": 0.15, "mu_until": 1.0},
-    ("width", "steps"),
+    {"batch_size": 512},
+    {"kappa_from": 0.15, "mu_until": 1.0},
+    ("width", "steps", "n_neg"),
     seeds=(1,),
 )
 world_experiment(
