@@ -829,9 +829,9 @@ IMAGES: dict[str, Any] = {
 IMAGE_SMOKE: dict[str, Any] = {"source": "generated", "n_images": 250, "n_train": 150, "hidden": 16, "n_samples": 4, "steps": 6,
                                "batch_size": 16, "select_every": 3, "pretrain_epochs": 1, "n_crops": 1}  # fmt: skip
 IMAGE_PAPER: dict[str, Any] = {
-    "n_train": 50_000, "crop_share": 0.0, "backbone": "resnet18", "dim": None, "kappa_pos": None, "n_neg": None, "n_samples": 128,
-    "steps": 8192, "batch_size": 128, "lr": 1e-4, "weight_decay": 0.0, "schedule": "step", "kappa_from": 0.0, "clip": math.inf,
-    "select_every": 16, "select_from": 0.0,
+    "n_train": 50_000, "crop_share": 0.0, "backbone": "resnet18", "dim": None, "kappa_pos": None, "n_neg": None,
+    "n_samples": 128, "steps": 8192, "batch_size": 128, "lr": 1e-4, "weight_decay": 0.0, "schedule": "step",
+    "kappa_from": 0.0, "clip": math.inf, "select_every": 16, "select_from": 0.0,
 }  # fmt: skip
 
 # %% ../nbs/46_cifar10h.ipynb #a18c7354
@@ -1036,7 +1036,7 @@ TABLE9: dict[tuple[str, str], tuple[int | None, float | None, int]] = {  # negat
 
 
 def with_table9(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with published choices where it leaves something open; MCInfoNCE's on soft labels replace missing ones."""
+    """The configuration with published choices for what it leaves open, MCInfoNCE's on soft labels for missing ones."""
     usual, chosen = TABLE9["mcinfonce", "cifar10h-soft"], dict(config)
     own = TABLE9.get((config["loss"], config["labels"]), usual)
     for name, value, other in zip(("n_neg", "kappa_pos", "dim"), own, usual, strict=True):
