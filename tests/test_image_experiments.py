@@ -1,6 +1,9 @@
 """The experiments on images, in seconds, on generated shapes."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -179,3 +182,26 @@ def test_every_kind_of_row_runs_with_the_papers_settings(name, row, monkeypatch,
 def test_unknown_labels_are_named():
     with pytest.raises(UnknownName, match="did you mean 'cifar10h-soft'"):
         image_task({**SMOKE, "labels": "cifar10h-sof"}, 1)
+
+
+EXECUTE = """
+import os, sys
+from pathlib import Path
+
+def watch(event, args):
+    if event in ("socket.connect", "socket.getaddrinfo") or (event == "subprocess.Popen" and "npm" in str(args[:2])):
+        os.write(2, f"a chapter must not fetch anything: {event} {args}".encode())
+        os._exit(3)
+
+from nbdev.test import test_nb
+sys.addaudithook(watch)
+sys.exit(not test_nb(Path(sys.argv[1]))[0])
+"""
+
+
+@pytest.mark.parametrize("chapter", ["41_images", "48_credible_images"])
+def test_chapters_run_where_no_data_is_and_fetch_none(root, tmp_path, chapter):
+    env = {**os.environ, "PCL_DATA": "", "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(root), "MPLBACKEND": "agg"}
+    words = [sys.executable, "-c", EXECUTE, str(root / "nbs" / f"{chapter}.ipynb")]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
