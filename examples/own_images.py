@@ -5,12 +5,13 @@
     python examples/own_images.py --digits --out results          # scikit-learn's digits, nothing to download
     python examples/own_images.py --cifar10 2000 --out results    # the first 2000 test images of CIFAR-10
 
-Writes the features, the head with its card, the ranking, the answers of a credible retrieval, and the map.
+Writes a folder's features, the head with its card, the ranking and the map; prints what a credible retrieval answers.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
@@ -30,7 +31,8 @@ def digits() -> Embedded:
 
     pixels, labels = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
     paths = [f"digit {i}" for i in range(len(pixels))]
-    return Embedded(pixels.float()[:, None], paths, labels, [str(d) for d in range(10)], "pixels of 8 x 8 digits")
+    classes = [str(d) for d in range(10)]
+    return Embedded(pixels.float()[:, None], paths, labels, classes, "pixels of 8 x 8 digits", source="digits")
 
 
 def cifar10(n: int, out: Path) -> Embedded:
@@ -40,9 +42,9 @@ def cifar10(n: int, out: Path) -> Embedded:
     images = load_cifar10("test")
     net = frozen_backbone()
     features = torch.from_numpy(extract(net, images.images[:n], out / "cache", label="cifar10").copy())
-    paths = [f"test image {i}" for i in range(n)]
+    paths = [f"test image {i}" for i in range(len(features))]
     name = f"{DEFAULT_MODEL}@{net.side}px#{fingerprint(net)[:12]}"
-    return Embedded(features[:, None], paths, images.labels[:n].long(), list(images.classes), name)
+    return Embedded(features[:, None], paths, images.labels[:n].long(), list(images.classes), name, source="CIFAR-10")
 
 
 def take(q: VonMisesFisher, rows: torch.Tensor) -> VonMisesFisher:
@@ -75,15 +77,15 @@ def draw_map(q: VonMisesFisher, data: Embedded, path: Path) -> None:
     fig.savefig(path)
 
 
-def main() -> None:
-    """Do everything."""
+def read_options() -> argparse.Namespace:
+    """The options, refused where they would have no effect."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", help="images, in one folder per class or in one flat folder")
     parser.add_argument("--digits", action="store_true", help="use scikit-learn's digits")
     parser.add_argument("--cifar10", type=int, metavar="N", help="use the first N test images of CIFAR-10")
     parser.add_argument("--out", type=Path, required=True, help="a folder for the results")
-    parser.add_argument("--model", default=DEFAULT_MODEL, help="any model of timm")
-    parser.add_argument("--weights", default="pretrained", help="pretrained, random, or a file")
+    parser.add_argument("--model", help=f"any model of timm (default {DEFAULT_MODEL})")
+    parser.add_argument("--weights", help="pretrained (default), random, or a file")
     parser.add_argument("--size", type=int, help="side of the images in pixels")
     parser.add_argument("--pairs", default="labels", choices=["labels", "views"])
     parser.add_argument("--loss", default="exact", choices=["exact", "mc"])
@@ -91,19 +93,31 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=8)
     parser.add_argument("--steps", type=int, default=400)
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.digits:
-        data = digits()
-    elif args.cifar10:
-        data = cifar10(args.cifar10, args.out)
-    elif args.folder:
-        views = 4 if args.pairs == "views" else 0
-        choices = {"views": views, "weights": args.weights, "size": args.size}
-        data = embed(args.folder, args.out / "features.safetensors", args.model, **choices)
-        print(f"{len(data.paths)} images embedded, {len(data.broken)} could not be read", *data.broken, sep="\n  ")
-    else:
-        parser.error("name a folder, or use --digits or --cifar10")
+    if (args.folder is not None) + args.digits + (args.cifar10 is not None) != 1:
+        parser.error("name one of a folder, --digits and --cifar10")
+    if args.cifar10 is not None and args.cifar10 < 1:
+        parser.error(f"--cifar10 takes a number of images, got {args.cifar10}")
+    if args.folder is None and (args.model or args.weights or args.size is not None or args.pairs == "views"):
+        parser.error("--model, --weights, --size and --pairs views are for a folder")
+    return args
 
+
+def read_images(args: argparse.Namespace) -> Embedded:
+    """Features of the images asked for."""
+    if args.digits:
+        return digits()
+    if args.cifar10:
+        return cifar10(args.cifar10, args.out)
+    options = {"views": 4 if args.pairs == "views" else 0, "weights": args.weights or "pretrained", "size": args.size}
+    data = embed(args.folder, args.out / "features.safetensors", args.model or DEFAULT_MODEL, **options)
+    print(f"{len(data.paths)} images embedded, {len(data.broken)} could not be read", *data.broken, sep="\n  ")
+    return data
+
+
+def main() -> None:
+    """Do everything."""
+    args = read_options()
+    data = read_images(args)
     head = train_from(data, args.pairs, args.dim, make_loss(args.loss, args.kappa_pos), steps=args.steps, batch_size=128)
     save_head(head, args.out / "head.safetensors")
     export_head(head, args.out / "head.pt2")
@@ -116,7 +130,10 @@ def main() -> None:
         q = head(data.features[:, 0].float())
     rows = torch.randperm(len(data.paths), generator=torch.Generator().manual_seed(0))
     held = rows[: int(0.2 * len(rows))]  # what `train_from` kept out of training
-    print(uniformity(take(q, held[:2000]), args.kappa_pos))
+    if len(held) < 8:
+        print(f"{len(held)} held-out images are too few to test whether the posteriors fill the sphere")
+    else:
+        print(uniformity(take(q, held[:2000]), args.kappa_pos))
     if data.labels is not None:
         answer_queries(q, data.labels, rows.flip(0))  # the held-out images ask
     draw_map(q, data, args.out / "map.svg")
@@ -124,4 +141,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (ValueError, OSError, ImportError, RuntimeError) as error:  # wrong files or options: one line will do
+        sys.exit(f"own_images: {error}")

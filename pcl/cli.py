@@ -214,7 +214,7 @@ def train_a_head(args: argparse.Namespace) -> int:
             args.features, args.out, pairs=args.pairs, dim=args.dim, loss=loss, held_out=args.held_out, **options
         )
     for name, value in head.card["metrics"].items():
-        print(f"{name:18s} {value:.4g}")
+        print(f"{name:20s} {value:.4g}")
     print(f"head: {args.out}, card: {Path(args.out).with_suffix('.json')}")
     return 0
 

@@ -13,16 +13,19 @@ import io
 import json
 import math
 import shutil
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .features import extract, fingerprint, frozen_backbone
+from .features import add_line, extract, fingerprint, frozen_backbone, locked, read_lines
 from .heads import INSTALL, FeaturePairs, HeadError, UncertaintyHead, save_head, train_head, write_whole
+from .ledger import versions
 from .losses import ContrastiveLoss, ExactInfoNCE, MCInfoNCE
 from .training import step_seed
 from .trust import pair_nats, recalibrate
@@ -76,6 +79,7 @@ class TimmBackbone:
     model: nn.Module
     plain: Callable[[Any], Tensor]  # from a PIL image to what the model takes
     augment: Callable[[Any], Tensor]  # the same, with a random crop, flip and change of colour
+    version: str = ""  # of timm
 
 # %% ../nbs/53_your_own_data.ipynb #d91e3831
 def timm_backbone(
@@ -93,6 +97,8 @@ def timm_backbone(
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), 3)
         raise ValueError(f"timm has no model {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    if size is not None and size < 1:
+        raise ValueError(f"size must be 1 pixel or more, got {size}")
     model = _with_weights(name, weights, timm.create_model).eval().requires_grad_(False)
     config = resolve_model_data_config(model)
     if size is not None:
@@ -101,7 +107,7 @@ def timm_backbone(
     augment = create_transform(**looks, is_training=True, scale=(0.25, 1.0), hflip=0.5, color_jitter=0.4)
     plain = create_transform(**looks, interpolation=config["interpolation"], crop_pct=config["crop_pct"])
     title = f"{name}@{config['input_size'][1]}px#{fingerprint(model)[:12]}"
-    return TimmBackbone(title, model, plain, augment)
+    return TimmBackbone(title, model, plain, augment, timm.__version__)
 
 # %% ../nbs/53_your_own_data.ipynb #4c9449eb
 def _with_weights(name: str, weights: str, create: Callable[..., Any]) -> Any:
@@ -112,25 +118,33 @@ def _with_weights(name: str, weights: str, create: Callable[..., Any]) -> Any:
         try:
             return create(name, pretrained=True, num_classes=0)
         except Exception as error:  # no network, no such weights, a hub that answers with a page
-            raise ValueError(f"no weights of {name} to be had ({error}): name a file, or use {DEFAULT_MODEL}") from error
+            said = textwrap.shorten(str(error), 160)
+            raise ValueError(f"no weights of {name} to be had ({said}): name a file, or use {DEFAULT_MODEL}") from error
     with torch.random.fork_rng([]):
         torch.manual_seed(0)  # random weights are the same ones every time
         model = create(name, pretrained=False)
     if weights != "random":
-        model.load_state_dict(_read_weights(Path(weights)))
+        _load_weights(model, name, Path(weights))
     model.reset_classifier(0)
     return model
 
 
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict from a file, without running what may be hidden in it."""
+def _load_weights(model: nn.Module, name: str, path: Path) -> None:
+    """Give a model the state dict in a file, without running what may be hidden there."""
     if not path.is_file():
         raise ValueError(f"weights {path} is no file; besides files there are 'pretrained' and 'random'")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load
 
-        return load(path.read_bytes())
-    return torch.load(path, map_location="cpu", weights_only=True)
+            model.load_state_dict(load(path.read_bytes()))
+        else:
+            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    except Exception as error:  # a foreign file shows as whatever error its reader happens to trip over
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 160)
+        if isinstance(error, UnpicklingError):  # whose own text advises to trust the file
+            reason = "it is damaged, or holds more than tensors and could run code"
+        raise ValueError(f"weights {path} cannot be read as a state dict of {name}: {reason}") from error
 
 # %% ../nbs/53_your_own_data.ipynb #88a1eb6a
 class FolderImages:
@@ -160,8 +174,8 @@ class FolderImages:
                 return self.transform(image)
             return self._augmented(image, i)
         except Exception as error:  # damage shows as whatever error the decoder happens to trip over
-            with open(self.log, "a") as note:
-                note.write(json.dumps({"path": path, "reason": f"{type(error).__name__}: {error}"}) + "\n")
+            # If this line is cut off, its chunk is not done either, and the image is read again.
+            add_line(self.log, {"path": path, "reason": f"{type(error).__name__}: {error}"})
             return torch.zeros(self.shape)
 
     def _augmented(self, image: Any, i: int) -> Tensor:
@@ -193,12 +207,15 @@ class Embedded:
     classes: list[str]
     backbone: str
     broken: dict[str, str] = field(default_factory=dict)  # from path to reason
+    source: str = ""  # the folder's name, for the card of a head
+    timm: str = ""  # the version that made the features
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file, whole or not at all."""
         from safetensors.torch import save
 
         text = {"paths": self.paths, "classes": self.classes, "broken": self.broken}
+        text |= {"source": self.source, "timm": self.timm}
         tensors = {"features": self.features.contiguous()}
         # As a tensor: the header of a safetensors file is too small for the paths of a large folder.
         tensors["text"] = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
@@ -218,6 +235,8 @@ def load_features(
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError(f"reading features needs safetensors: {INSTALL}") from error
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder: `pcl embed {path} --out FILE.safetensors` makes a file of its features")
     if not Path(path).is_file():
         raise ValueError(f"{path} does not exist: `pcl embed FOLDER --out {path}` makes it")
     try:
@@ -228,7 +247,8 @@ def load_features(
     if about.get("format") != _FEATURES or "text" not in tensors:
         raise ValueError(f"{path} has format {about.get('format')!r}, not {_FEATURES!r}: it was not made by `pcl embed`")
     text = json.loads(bytes(tensors["text"].tolist()))
-    return Embedded(tensors["features"], text["paths"], tensors.get("labels"), text["classes"], about["backbone"], text["broken"])
+    made = about["backbone"], text["broken"], text.get("source", ""), text.get("timm", "")  # older files lack two
+    return Embedded(tensors["features"], text["paths"], tensors.get("labels"), text["classes"], *made)
 
 # %% ../nbs/53_your_own_data.ipynb #30520684
 def embed(
@@ -243,11 +263,26 @@ def embed(
 ) -> Embedded:
     """Features of a folder of images, resumable; images that cannot be read are reported and left out."""
     out = Path(out)
-    if out.suffix != ".safetensors" or views < 0:
-        raise ValueError(f"out must end in .safetensors and views be 0 or more, got {out} and {views}")
+    if out.suffix != ".safetensors" or views < 0 or batch_size < 1:
+        wanted = "out must end in .safetensors, views be 0 or more and batch_size 1 or more"
+        raise ValueError(f"{wanted}; got {out}, {views} and {batch_size}")
     listing = find_images(folder)
     net = timm_backbone(model, weights, size) if isinstance(model, str) else model
     parts = out.with_name(f".{out.name}.parts")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with locked(out.with_name(f".{out.name}.lock")):  # whoever is done first removes the parts of both
+        result = _embed_parts(listing, net, parts, views, batch_size)
+        if result.paths:
+            result.save(out)
+        shutil.rmtree(parts, ignore_errors=True)
+    if not result.paths:
+        first = next(iter(result.broken.items()))
+        raise ValueError(f"none of {len(listing.paths)} images of {folder} can be read; the first: {first}")
+    return result
+
+
+def _embed_parts(listing: Listing, net: TimmBackbone, parts: Path, views: int, batch_size: int) -> Embedded:
+    """Features of every view, each in a cache among the parts, without the images that could not be read."""
     parts.mkdir(parents=True, exist_ok=True)
     stats = tuple((path, *_stamp(listing.folder / path)) for path in listing.paths)
     key = fingerprint(stats, repr(net.plain), repr(net.augment))
@@ -260,16 +295,12 @@ def embed(
             net.model, images, parts, label=label, key=f"{key} {view}", batch_size=batch_size, chunk=4 * batch_size  # type: ignore[arg-type]
         )
         columns.append(torch.from_numpy(array.copy()))
-    broken = _read_notes(log)
+    broken = {note["path"]: note["reason"] for note in read_lines(log)}
     good = [i for i, path in enumerate(listing.paths) if path not in broken]
-    if not good:
-        raise ValueError(f"none of {len(listing.paths)} images of {folder} can be read; the first: {next(iter(broken.items()))}")
     labels = None if listing.labels is None else listing.labels[good]
     paths = [listing.paths[i] for i in good]
-    result = Embedded(torch.stack(columns, 1)[good], paths, labels, listing.classes, net.name, broken)
-    result.save(out)
-    shutil.rmtree(parts, ignore_errors=True)
-    return result
+    name = listing.folder.resolve().name
+    return Embedded(torch.stack(columns, 1)[good], paths, labels, listing.classes, net.name, broken, name, net.version)
 
 # %% ../nbs/53_your_own_data.ipynb #398bfe54
 def _stamp(path: Path) -> tuple[int, int]:
@@ -282,18 +313,6 @@ def _image_shape(transform: Callable[[Any], Tensor]) -> tuple[int, ...]:
     from PIL import Image
 
     return tuple(transform(Image.new("RGB", (64, 64))).shape)
-
-
-def _read_notes(log: Path) -> dict[str, str]:
-    """The unreadable images, each once."""
-    notes = {}
-    for line in log.read_text().splitlines() if log.exists() else []:
-        try:
-            entry = json.loads(line)
-            notes[entry["path"]] = entry["reason"]
-        except ValueError:  # a writer was killed within this line; the image is read again
-            continue
-    return notes
 
 # %% ../nbs/53_your_own_data.ipynb #118a88b7
 def make_loss(
@@ -313,11 +332,13 @@ def train_from(
     dim: int = 8,
     loss: ContrastiveLoss | None = None,  # default `ExactInfoNCE(20)`
     *,
-    held_out: float = 0.2,  # share of images kept for recalibration; 0 trains on all and leaves kappa as it is
+    held_out: float = 0.2,  # share of images kept for recalibration, below 1; 0 trains on all and leaves kappa as it is
     seed: int = 0,
     **options: Any,  # of `train_head`
 ) -> UncertaintyHead:
     """Train a head on embedded images, recalibrated on held-out ones."""
+    if not 0 <= held_out < 1:
+        raise ValueError(f"held_out must be a share of the images, 0 or more and below 1; got {held_out}")
     targets = _targets(data, pairs)
     features = data.features if pairs == "labels" else data.features[:, 1:]
     rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
@@ -326,10 +347,13 @@ def train_from(
     loss = ExactInfoNCE(20.0) if loss is None else loss
     about = f"{len(data.paths)} images in {len(data.classes) or 'no'} classes"
     targets_of = (lambda part: None) if targets is None else targets.__getitem__
-    options |= {"seed": seed, "backbone": data.backbone, "data": about}
-    head = train_head(*_paired(features[kept], targets_of(kept)), dim, loss, **options)
-    if n_held:
-        held = FeaturePairs(*_paired(features[rest], targets_of(rest)))
+    options |= {"seed": seed, "backbone": data.backbone, "data": f"{data.source}: {about}" if data.source else about}
+    # Both before training, which may take long and leaves a checkpoint.
+    held = FeaturePairs(*_paired(features[rest], targets_of(rest), "a larger held_out, or 0")) if held_out else None
+    training = _paired(features[kept], targets_of(kept), "a smaller held_out")
+    head = train_head(*training, dim, loss, **options)
+    head.card["versions"] = versions() | ({"timm": data.timm} if data.timm else {})
+    if held is not None:
         _recalibrate_on(head, held, float(loss.kappa_pos), seed)  # type: ignore[arg-type]
     return head
 
@@ -345,14 +369,16 @@ def _targets(data: Embedded, pairs: str) -> Tensor | None:
     return data.labels if pairs == "labels" else None
 
 
-def _paired(features: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _paired(features: Tensor, labels: Tensor | None, advice: str) -> tuple[Tensor, Tensor | None]:
     """Features and labels without images whose class has no second image here, unless views make the pairs."""
     if labels is None or features.shape[1] > 1:
+        if len(features) < 2:
+            raise ValueError(f"{len(features)} images are too few for a part of the data: more images, or {advice}")
         return features, labels
     _, inverse, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     rows = sizes[inverse] > 1
     if not rows.any():
-        raise ValueError(f"none of {len(labels)} images has another of its class beside it: more images, or a smaller held_out")
+        raise ValueError(f"none of {len(labels)} images has another of its class beside it: more images, or {advice}")
     return features[rows], labels[rows]
 
 # %% ../nbs/53_your_own_data.ipynb #0b1e7633
@@ -366,7 +392,7 @@ def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float
     found.apply_to(head)
     head.card["metrics"] |= {
         "held_out_images": len(pairs.features), "held_out_nats_raw": float(pair_nats(q, q_pos, kappa_pos).mean()),
-        "held_out_nats": float(pair_nats(head(x), head(x_pos), kappa_pos).mean()),
+        "held_out_nats_fitted": float(pair_nats(head(x), head(x_pos), kappa_pos).mean()),
     }  # fmt: skip
 
 # %% ../nbs/53_your_own_data.ipynb #4d4da369
@@ -399,6 +425,7 @@ def write_table(
     path = Path(path)
     if path.suffix not in (".parquet", ".csv"):
         raise ValueError(f"path must end in .parquet or .csv, got {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         try:
             import pyarrow as pa

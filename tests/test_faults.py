@@ -185,6 +185,32 @@ def test_a_full_disk_keeps_the_last_checkpoint(small_disk: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), unbroken.parameters(), strict=True))
 
 
+EXTRACTS = """
+import os, sys, torch
+from pathlib import Path
+from pcl.features import extract
+disk = Path(sys.argv[1])
+images, model = torch.randn(100, 1000, generator=torch.Generator().manual_seed(0)), torch.nn.Identity()
+try:
+    extract(model, images, disk / "cache", batch_size=20, chunk=20)
+except OSError as error:
+    print(error)
+os.unlink(disk / "ballast")
+print("the same:", torch.equal(torch.tensor(extract(model, images, disk / "cache", batch_size=20, chunk=20)), images))
+"""
+
+
+def test_a_full_disk_ends_an_extraction_with_a_message(small_disk: Path) -> None:
+    """Writing through a memory map would end the process by a signal, so it runs in one of its own."""
+    (small_disk / "ballast").write_bytes(b"0" * 300_000)
+    command = [sys.executable, "-c", EXTRACTS, str(small_disk)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    refused, repaired = done.stdout.splitlines()
+    assert re.search(r"No space left on device; the features take 0\.4 MiB: make room, or choose another folder", refused)
+    assert repaired == "the same: True" and list(small_disk.rglob("*.part")) == []
+
+
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
     """A quota that needs no rights: no file of this process may grow beyond so many bytes."""

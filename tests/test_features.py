@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import io
 import json
@@ -138,6 +139,36 @@ def test_a_torn_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     assert json.loads(path.read_text().splitlines()[-1])["chunk"] == 1
 
 
+def full(*args: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def unable(*args: int) -> None:
+    raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+
+def test_a_full_disk_is_named_before_the_first_image(
+    tmp_path: Path, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real thing, which would kill the process, is among the faults."""
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OSError, match=r"No space left.*features take 0\.0 MiB: make room.*features\.npy") as caught:
+        extract(Counting(), images, tmp_path)
+    assert caught.value.errno == errno.ENOSPC and not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("reserve", [None, unable], ids=["absent", "refused"])
+def test_systems_that_cannot_reserve_space_go_without(
+    tmp_path: Path, images: Tensor, monkeypatch: pytest.MonkeyPatch, reserve: object
+) -> None:
+    if reserve is None:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", reserve, raising=False)
+    model = Counting()
+    np.testing.assert_allclose(extract(model, images, tmp_path), expected(model, images), rtol=1e-5, atol=1e-6)
+
+
 def test_what_cannot_be_stored_is_refused(tmp_path: Path, images: Tensor) -> None:
     model = Counting()
     with torch.no_grad():
@@ -199,6 +230,7 @@ def test_two_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert said[0] == said[1] and said[0].strip()
     (journal,) = tmp_path.glob("shared/*/journal.jsonl")
     assert journal.read_text().count("chunk") == 20, "the second waited, and found all done"
+    assert not list(tmp_path.glob("shared/*/lock"))
 
 
 def test_views_share_sizes_and_are_reproducible() -> None:
