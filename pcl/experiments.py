@@ -577,7 +577,7 @@ def world_experiment(
     published = {key: value for key, value in PAPER.items() if key not in varied}
     presets = {"smoke": SMOKE, "cpu": dict(cpu or {}), "paper": {**published, **(paper or {})}}
     full = {row: {**WORLD, **numbers} for row, numbers in rows.items()}
-    register(Experiment(name, question, measure, full, presets, seeds, trains=True))
+    register(Experiment(name, question, measure, full, presets, seeds, trains=True, group="controlled"))
 
 # %% ../nbs/31_recovery.ipynb #24573c86
 UNIFORM: dict[str, Any] = {"world": "uniform", "loss": "exact-infonce"}
@@ -1180,7 +1180,8 @@ def image_experiment(
 ) -> None:
     """Register an experiment on images, with all its presets."""
     full = {row: {**IMAGES, **numbers} for row, numbers in rows.items()}
-    register(Experiment(name, question, measure, full, {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}, seeds, trains))
+    presets = {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}
+    register(Experiment(name, question, measure, full, presets, seeds, trains, group="images"))
 
 # %% ../nbs/46_cifar10h.ipynb #8f5c0d83
 def measure_on_validation(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
