@@ -8,6 +8,7 @@ __all__ = ['pair_nats', 'Candidate', 'Selection', 'choose', 'Degree', 'harmonic_
 
 # %% ../nbs/52_trust.ipynb #5121d035
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -256,6 +257,7 @@ class Recalibration:
     b: float
     nats_before: float  # score of the pairs it was fitted on
     nats_after: float
+    at_bound: bool = False  # the fit ran into the end of its range: do not rely on it
 
     def __call__(self, q: VonMisesFisher) -> VonMisesFisher:
         """The posteriors with their concentrations mapped."""
@@ -266,8 +268,13 @@ class Recalibration:
         """Build the map into a head, on top of any it has; saving and exporting keep it."""
         a, b = head.calibration.tolist()
         head.calibration.copy_(torch.tensor([self.a * a**self.b, b * self.b]))
+        if self.at_bound:
+            head.card["calibration_at_bound"] = True  # whoever reads the card should know
 
 # %% ../nbs/52_trust.ipynb #75289b96
+_RANGES = (1e-3, 1e6), (0.05, 20.0)  # of the concentration at the centre, and of b
+
+
 def recalibrate(
     q: VonMisesFisher,  # posteriors of the first images of held-out pairs, (n,)
     q_pos: VonMisesFisher,  # of their partners, (n,)
@@ -275,21 +282,30 @@ def recalibrate(
     n_candidates: int = 256,
 ) -> Recalibration:
     """Fit the two numbers that make held-out pairs most probable."""
-    q, q_pos = (VonMisesFisher(p.loc.detach(), p.concentration.detach(), validate_args=False) for p in (q, q_pos))
-    dtype, centre = q.loc.dtype, float(torch.cat([q.concentration, q_pos.concentration]).log().mean())
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        p = torch.tensor(parameters, dtype=dtype, requires_grad=True)  # log kappa at the centre, and log b
+        p = torch.tensor(parameters, dtype=posteriors[0].loc.dtype, requires_grad=True)  # log kappa at the centre, and log b
         mapped = [
             VonMisesFisher(part.loc, (p[0] + p[1].exp() * (part.concentration.log() - centre)).exp(), validate_args=False)
-            for part in (q, q_pos)
+            for part in posteriors
         ]
         value = -pair_nats(mapped[0], mapped[1], kappa_pos, n_candidates).mean()
         (slope,) = torch.autograd.grad(value, p)
         return value.item(), slope.double().numpy()
 
-    start = np.array([centre, 0.0])
-    bounds = [(math.log(1e-3), math.log(1e6)), (math.log(0.05), math.log(20.0))]
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-6})
-    b = math.exp(found.x[1])
-    return Recalibration(math.exp(found.x[0] - b * centre), b, -loss(start)[0], -float(found.fun))
+    with torch.inference_mode(False), torch.enable_grad():  # the fit needs slopes, even where the caller wants none
+        posteriors = [VonMisesFisher(part.loc.detach().clone(), part.concentration.detach().clone(), validate_args=False)
+                      for part in (q, q_pos)]
+        centre = float(torch.cat([part.concentration for part in posteriors]).log().mean())
+        start, bounds = np.array([centre, 0.0]), np.log(_RANGES)
+        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-6})
+        before = -loss(start)[0]
+    b, at_bound = math.exp(found.x[1]), bool(np.isclose(found.x[:, None], bounds, atol=1e-6).any())
+    if at_bound:
+        warnings.warn(
+            f"recalibration stopped at a bound, with b = {b:.3g} and a typical kappa of {math.exp(found.x[0]):.3g}: these"
+            f" {q.batch_shape[0]} pairs are too few, or kappa says nothing about them. Use pairs of more held-out images.",
+            stacklevel=2,
+        )
+    return Recalibration(math.exp(found.x[0] - b * centre), b, before, -float(found.fun), at_bound)
+

@@ -172,3 +172,24 @@ def test_angles_do_not_lose_digits(recwarn: pytest.WarningsRecorder) -> None:
     levels = torch.tensor([1e-6, 1 - 1e-6], dtype=torch.float64)
     assert pair_coverage(q, q, 10.0, levels).tolist() == [1.0, 1.0]
     assert pair_coverage(q, VonMisesFisher(-mu, q.concentration), 10.0, levels).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
+def test_recalibration_needs_no_gradients_from_its_caller(quiet: type) -> None:
+    q, q_pos = posteriors(512)
+    wanted = recalibrate(q, q_pos, 20.0)
+    with quiet():
+        inside = [VonMisesFisher(part.loc * 1, part.concentration * 1, validate_args=False) for part in (q, q_pos)]
+        assert recalibrate(inside[0], inside[1], 20.0) == wanted
+
+
+def test_recalibration_says_when_it_stops_at_a_bound(recwarn: pytest.WarningsRecorder) -> None:
+    assert not recalibrate(*posteriors(512), 20.0).at_bound and not recwarn.list
+    turned = [VonMisesFisher(part.loc, 400 / part.concentration) for part in posteriors(512)]  # the surer, the wronger
+    with pytest.warns(UserWarning, match="more held-out images") as caught:
+        found = recalibrate(turned[0], turned[1], 20.0)
+    assert found.at_bound and found.b == pytest.approx(0.05) and caught[0].filename == __file__
+    found.apply_to(head := UncertaintyHead(5, 4, 8))
+    assert head.card["calibration_at_bound"]
+    Recalibration(2.0, 0.5, 0, 0).apply_to(fresh := UncertaintyHead(5, 4, 8))
+    assert "calibration_at_bound" not in fresh.card
