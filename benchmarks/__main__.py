@@ -62,8 +62,9 @@ def curves(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Recor
     for c in found:
         config = {**where, **{key: value for key, value in vars(c.base).items() if key != c.axis}, "axis": c.axis,
                   "fitted": min(growth.TAIL, len(c.sizes))}
-        exponents = {"time_exponent": c.exponent(c.seconds), "memory_exponent": c.exponent(c.memory)}
-        columns = {"size": c.sizes, "seconds": c.seconds, "low": c.low, "high": c.high, "bytes": c.memory}
+        exponents = {"time_exponent": c.exponent(c.seconds)[0], "memory_exponent": c.exponent(c.memory)[0]}
+        columns = {"size": c.sizes, "seconds": c.seconds, "low": c.low, "high": c.high,
+                   "bytes": c.memory, "bytes_low": c.memory_low, "bytes_high": c.memory_high}
         curve = {key: list(map(float, column)) for key, column in columns.items()}
         yield of_values("growth", f"{c.base.loss}.{c.axis}", exponents, config, curve, preset, sum(c.seconds))
 

@@ -1,7 +1,8 @@
-"""Time and memory of the losses against D, K, M and B: each size in a forked child, its exponent by least squares."""
+"""Time and memory of the losses against D, K, M and B: each size in forked children, its exponent by least squares."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import multiprocessing as mp
@@ -19,6 +20,8 @@ from benchmarks.timing import quartiles
 from pcl.losses import ExactInfoNCE, MCInfoNCE
 
 TAIL = 4  # sizes that enter the fit: the largest, where fixed costs count least
+CHILDREN = 3  # processes per size: memory is seen once in each, and times differ between them more than within
+REPEATS = 5  # steps timed in each
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,21 @@ class Curve:
     base: Size
     axis: str
     sizes: Sequence[int]
-    seconds: Sequence[float]  # median of the repeats
-    low: Sequence[float]
+    seconds: Sequence[float]  # median of all steps of all children
+    low: Sequence[float]  # their quartiles
     high: Sequence[float]
-    memory: Sequence[float]  # bytes above what the process held before the step
+    memory: Sequence[float]  # bytes above what the process held before the step: median of the children
+    memory_low: Sequence[float]  # least and most of them
+    memory_high: Sequence[float]
 
-    def exponent(self, values: Sequence[float]) -> float:
-        """Slope of log value over log size for the largest sizes."""
-        x, y = ([math.log(v) for v in column[-TAIL:]] for column in (self.sizes, values))
-        return linear_regression(x, y).slope
+    def exponent(self, values: Sequence[float]) -> tuple[float, float | None]:
+        """Slope of log value over log size for the largest sizes, and its standard error by the distance from the line."""
+        seen = [(math.log(n), math.log(v)) for n, v in zip(self.sizes, values, strict=True) if v > 0][-TAIL:]
+        x, y = zip(*seen, strict=True)
+        slope, start = linear_regression(x, y)
+        off = [b - start - slope * a for a, b in seen]
+        spread = sum((a - sum(x) / len(x)) ** 2 for a in x)
+        return slope, math.sqrt(sum(e * e for e in off) / (len(x) - 2) / spread) if len(x) > 2 else None
 
 
 AXES: dict[str, dict[str, tuple[int, ...]]] = {
@@ -93,12 +102,20 @@ def forget_peak() -> None:
         pass
 
 
+def give_back() -> None:
+    """Return freed memory to the system, so that the step has to ask for its own; where that cannot be done, less is seen."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
+
+
 def measure(size: Size, threads: int, repeats: int) -> tuple[list[float], int]:
     """Seconds of some steps, and the memory of the first: run in a fresh process, which holds nothing else."""
     torch.set_num_threads(threads)
     step(replace(size, B=32, K=min(size.K, 4), M=min(size.M, 64)))()  # code, tables and threads are there; little memory is
     call = step(size)
-    gc.collect()
+    give_back()
     forget_peak()
     before = peak_bytes()
     call()
@@ -116,28 +133,32 @@ def curves(quick: bool = False) -> list[Curve]:
     # A fork server has torch imported but has run nothing: its children share neither memory in use nor dead threads.
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.growth"])
-    threads, repeats = torch.get_num_threads(), 2 if quick else 7
+    threads, repeats, children = torch.get_num_threads(), 2 if quick else REPEATS, 1 if quick else CHILDREN
     found = []
     for loss, axes in (QUICK if quick else AXES).items():
         base = replace(BASES[loss], B=32, K=min(8, BASES[loss].K)) if quick else BASES[loss]
         for axis, sizes in axes.items():
-            tasks = [(Size(**{**vars(base), axis: n}), threads, repeats) for n in sizes]
+            tasks = [(Size(**{**vars(base), axis: n}), threads, repeats) for n in sizes] * children  # sizes take turns
             with context.Pool(1, maxtasksperchild=1) as pool:
                 results = pool.starmap(measure, tasks, chunksize=1)
-            spread = [quartiles(times) for times, _ in results]
+            times = [[t for some, _ in results[i :: len(sizes)] for t in some] for i in range(len(sizes))]
+            memory = [[float(m) for _, m in results[i :: len(sizes)]] for i in range(len(sizes))]
             found.append(Curve(
-                base, axis, sizes, [median(times) for times, _ in results],
-                [low for low, _ in spread], [high for _, high in spread], [float(max(m, 1)) for _, m in results],
+                base, axis, sizes,
+                [median(t) for t in times], [quartiles(t)[0] for t in times], [quartiles(t)[1] for t in times],
+                [median(m) for m in memory], [min(m) for m in memory], [max(m) for m in memory],
             ))
     return found
 
 
 def show(found: Sequence[Curve]) -> None:
-    """Print the exponents, and the largest size."""
-    print(f"{'':34s} {'time ~ n^':>10s} {'memory ~ n^':>12s}   at the largest", flush=True)
+    """Print the exponents with their standard errors, and the largest size."""
+    print(f"{'':34s} {'time ~ n^':>14s} {'memory ~ n^':>14s}   at the largest", flush=True)
     for c in found:
         where = f"{c.axis}={c.sizes[-1]}: {c.seconds[-1] * 1e3:.0f} ms, {c.memory[-1] / 2**20:.0f} MiB"
-        print(f"{c.base.loss + ' against ' + c.axis:34s} {c.exponent(c.seconds):10.2f} {c.exponent(c.memory):12.2f}   {where}")
+        both = map(c.exponent, (c.seconds, c.memory))
+        fits = [f"{slope:.2f}" + ("" if error is None else f" ± {error:.2f}") for slope, error in both]
+        print(f"{c.base.loss + ' against ' + c.axis:34s} {fits[0]:>14s} {fits[1]:>14s}   {where}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import multiprocessing as mp
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import scipy
+import scipy.stats
 import torch
 
 from pcl.ledger import Record, check_name, from_json, read, to_json, write
@@ -106,11 +110,27 @@ def test_a_peer_that_is_not_installed_is_left_out() -> None:
     assert [row.slug for row in bars.rows({"ours": [1.0], "there": [2.0]})] == ["slug.there"]
 
 
-def test_exponents_of_known_curves() -> None:
+def known(memory: Sequence[float]) -> growth.Curve:
     n = (1, 2, 4, 8, 16, 32)
-    curve = growth.Curve(growth.BASES["mcinfonce"], "B", n, [v**2.0 for v in n], n, n, [max(v, 4.0) for v in n])
-    assert curve.exponent(curve.seconds) == pytest.approx(2)
-    assert curve.exponent(curve.memory) == pytest.approx(1)  # the largest sizes only
+    return growth.Curve(growth.BASES["mcinfonce"], "B", n, [v**2.0 for v in n], n, n, memory, memory, memory)
+
+
+def test_exponents_of_known_curves() -> None:
+    curve = known([4.0, 4.0, 4.0, 8.0, 16.0, 32.0])
+    assert curve.exponent(curve.seconds) == pytest.approx((2, 0), abs=1e-9)
+    assert curve.exponent(curve.memory) == pytest.approx((1, 0), abs=1e-9)  # the largest sizes only
+
+
+def test_the_error_of_an_exponent_is_that_of_least_squares() -> None:
+    curve = known([0.0, 0.0, 5.0, 7.0, 18.0, 30.0])
+    fit = scipy.stats.linregress(np.log(curve.sizes[2:]), np.log(curve.memory[2:]))
+    assert curve.exponent(curve.memory) == pytest.approx((fit.slope, fit.stderr))
+
+
+def test_what_was_not_seen_does_not_enter_the_fit() -> None:
+    curve = known([0.0, 0.0, 0.0, 8.0, 16.0, 32.0])
+    assert curve.exponent(curve.memory) == pytest.approx((1, 0), abs=1e-9)
+    assert known([0.0, 0.0, 0.0, 0.0, 16.0, 32.0]).exponent([0.0, 0.0, 0.0, 0.0, 16.0, 32.0]) == (pytest.approx(1), None)
 
 
 def test_memory_is_that_of_the_step() -> None:
@@ -118,6 +138,14 @@ def test_memory_is_that_of_the_step() -> None:
     times, large = growth.measure(growth.Size("mcinfonce", B=256, D=8, K=128, M=32), torch.get_num_threads(), 1)
     draws = 2 * 4 * 256 * 128 * 33  # two float32 numbers of each draw must be held
     assert draws < large < 100 * draws and small < large and len(times) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there freed memory can be given back before the step")
+def test_the_memory_of_a_small_step_is_seen() -> None:
+    """It fits into what the warm-up freed, so it is seen only after that was given back."""
+    with mp.get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
+        _, found = pool.apply(growth.measure, (growth.Size("exact_infonce", B=64, K=0, M=0), 1, 1))
+    assert found > 4 * 64 * 64  # one matrix of float32 scores at the very least
 
 
 def test_growth_and_roofline_make_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -130,6 +158,8 @@ def test_growth_and_roofline_make_records(capsys: pytest.CaptureFixture[str], tm
     assert {r.row for r in exponents} == {"mcinfonce.B", "exact_infonce.M"}
     for r in exponents:
         assert min(r.curve["seconds"]) > 0 and min(r.curve["bytes"]) > 0
+        least, found, most = (np.array(r.curve[name]) for name in ("bytes_low", "bytes", "bytes_high"))
+        assert (least <= found).all() and (found <= most).all()
     for r in made:
         if r.experiment == "roofline" and r.row != "machine":
             assert r.metrics["fraction"] == max(r.config["bandwidth_fraction"], r.config["flops_fraction"]) > 0

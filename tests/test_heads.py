@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -248,13 +250,17 @@ def test_another_backbone_is_refused(head: UncertaintyHead, tmp_path: Path) -> N
         save_head(head, tmp_path / "head.pt")
 
 
-def test_a_writer_that_fails_leaves_the_old_head_whole(
-    head: UncertaintyHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("file", [1, 2])
+def test_a_writer_that_fails_on_either_file_leaves_the_old_head_whole(
+    head: UncertaintyHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: int
 ) -> None:
     save_head(head, tmp_path / "head.safetensors")
+    calls: list[int] = []
 
     def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+        calls.append(descriptor)
+        if len(calls) == file:
+            raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pcl.heads.os.fsync", full)
     changed = UncertaintyHead(6, 4, 16)
@@ -264,6 +270,45 @@ def test_a_writer_that_fails_leaves_the_old_head_whole(
     again = load_head(tmp_path / "head.safetensors")
     assert torch.equal(again.net[0].weight, head.net[0].weight)  # type: ignore[arg-type,union-attr]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_stop_between_the_two_renames_is_noticed(
+    head: UncertaintyHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    path = tmp_path / "head.safetensors"
+    if old:
+        save_head(head, path)
+    rename = os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        if target.suffix == ".json":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr("pcl.heads.os.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_head(UncertaintyHead(6, 4, 16), path)
+    monkeypatch.undo()
+    with pytest.raises(HeadError, match="checksum" if old else "card"):
+        load_head(path)
+    assert {p.name for p in tmp_path.iterdir()} <= {"head.safetensors", "head.json"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_card_names_timm_where_it_is_installed(
+    head: UncertaintyHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    found = metadata.version
+
+    def version(name: str) -> str:
+        if name == "timm" and not there:
+            raise metadata.PackageNotFoundError
+        return "1.2.3" if name == "timm" else found(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    save_head(head, tmp_path / "head.safetensors")
+    assert read_card(tmp_path / "head.safetensors")["versions"].get("timm") == ("1.2.3" if there else None)
 
 
 OUTSIDE = """

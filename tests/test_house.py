@@ -70,6 +70,10 @@ def test_imports_point_left(root: Path) -> None:
         assert right == [], f"{path.stem} imports from its right: {right}"
 
 
+def test_the_flow_is_the_one_that_contributors_read(root: Path) -> None:
+    assert f"`{' -> '.join(FLOW)}`" in (root / "CONTRIBUTING.md").read_text()
+
+
 def test_package_is_a_fresh_export(root: Path, tmp_path: Path) -> None:
     for name in ("nbs", "pcl"):
         shutil.copytree(

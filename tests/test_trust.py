@@ -16,6 +16,7 @@ from pcl.trust import (
     Recalibration,
     _n_harmonics,
     choose,
+    error_of_mean,
     harmonic_tests,
     match_reliability,
     pair_coverage,
@@ -172,3 +173,52 @@ def test_angles_do_not_lose_digits(recwarn: pytest.WarningsRecorder) -> None:
     levels = torch.tensor([1e-6, 1 - 1e-6], dtype=torch.float64)
     assert pair_coverage(q, q, 10.0, levels).tolist() == [1.0, 1.0]
     assert pair_coverage(q, VonMisesFisher(-mu, q.concentration), 10.0, levels).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
+def test_recalibration_needs_no_gradients_from_its_caller(quiet: type) -> None:
+    q, q_pos = posteriors(512)
+    wanted = recalibrate(q, q_pos, 20.0)
+    with quiet():
+        inside = [VonMisesFisher(part.loc * 1, part.concentration * 1, validate_args=False) for part in (q, q_pos)]
+        assert recalibrate(inside[0], inside[1], 20.0) == wanted
+
+
+def test_recalibration_says_when_it_stops_at_a_bound(recwarn: pytest.WarningsRecorder) -> None:
+    assert not recalibrate(*posteriors(512), 20.0).at_bound and not recwarn.list
+    turned = [VonMisesFisher(part.loc, 400 / part.concentration) for part in posteriors(512)]  # the surer, the wronger
+    with pytest.warns(UserWarning, match="more held-out images") as caught:
+        found = recalibrate(turned[0], turned[1], 20.0)
+    assert found.at_bound and found.b == pytest.approx(0.05) and caught[0].filename == __file__
+    found.apply_to(head := UncertaintyHead(5, 4, 8))
+    assert head.card["calibration_at_bound"]
+    Recalibration(2.0, 0.5, 0, 0).apply_to(fresh := UncertaintyHead(5, 4, 8))
+    assert "calibration_at_bound" not in fresh.card
+
+
+def test_the_error_of_a_mean_counts_every_two_pairs_that_share_an_image() -> None:
+    generator = torch.Generator().manual_seed(0)
+    i, j = torch.randint(9, (2, 60), generator=generator)  # the same pair again, turned round, and an image with itself
+    values = torch.randn(9, generator=generator)[i] + torch.randn(60, generator=generator)
+    off = (values - values.mean()).double()
+    wanted = sum(
+        float(off[k] * off[m]) for k in range(60) for m in range(60)
+        if {int(i[k]), int(j[k])} & {int(i[m]), int(j[m])}
+    )  # fmt: skip
+    assert wanted > float(off @ off)
+    assert error_of_mean(values, i, j) == pytest.approx(math.sqrt(wanted) / 60)
+    apart = torch.arange(120).view(2, 60)
+    assert error_of_mean(values, *apart) == pytest.approx(float(values.std(correction=0)) / 60**0.5)
+    assert error_of_mean(values[:50], i, j) == error_of_mean(values[:50], i[:50], j[:50])
+
+
+def test_choose_states_errors_over_images() -> None:
+    """Few images in many pairs: as if the pairs were independent, the error would be far too small."""
+    train, validate, _ = parts(60)
+    few = FeaturePairs(validate.features[:24], validate.targets[:24])  # type: ignore[index]
+    found = choose(train, few, few, dims=(3,), kappa_pos=(10.0,), hidden=16, steps=5, batch_size=32, n_pairs=1024)
+    x, x_pos, _ = few(1024, 0, torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        nats = pair_nats(found.head(x), found.head(x_pos), 10.0)
+    assert found.test_nats == pytest.approx(float(nats.mean()), abs=1e-5)
+    assert found.test_error > 2 * float(nats.std()) / 1024**0.5
