@@ -387,9 +387,7 @@ def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float
     """Fit the scale of kappa to pairs of held-out images, and note their score before and after."""
     x, x_pos, _ = pairs(1024, 0, torch.Generator().manual_seed(seed))
     q, q_pos = head(x), head(x_pos)
-    with torch.enable_grad():
-        found = recalibrate(q, q_pos, kappa_pos)
-    found.apply_to(head)
+    recalibrate(q, q_pos, kappa_pos).apply_to(head)
     head.card["metrics"] |= {
         "held_out_images": len(pairs.features), "held_out_nats_raw": float(pair_nats(q, q_pos, kappa_pos).mean()),
         "held_out_nats_fitted": float(pair_nats(head(x), head(x_pos), kappa_pos).mean()),

@@ -38,7 +38,7 @@ from .losses import ELK, HIB, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE
 from .metrics import entropy_correlation, hits_at_k, mae, mean_abs_cosine, nearest, pair_cosines, r_auroc, rejection_area
 from .metrics import rejection_curve, rmse, spearman
 from .retrieval import CredibleRetriever, safe_retrieval
-from .training import INSTALL, Config, Draw, Run, find_device, fit
+from .training import INSTALL, Config, Draw, Run, check_config, find_device, fit, read_checkpoint, write_checkpoint
 from .vmf import VonMisesFisher, published_cosine, published_sample
 
 # %% ../nbs/30_experiments.ipynb #4e7d0dbc
@@ -725,8 +725,6 @@ def finish_cell(
     measure: Callable[..., Outcome] = measure_world,
 ) -> Outcome:  # without the curve
     """What a cell of a search measures, read from the search's checkpoint if it was finished before."""
-    from pcl.training import check_config, read_checkpoint, write_checkpoint
-
     if checkpoint is None:
         return measure(cell, seed)
     own = checkpoint.with_name(f"{checkpoint.stem}--{name}.pt")

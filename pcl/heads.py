@@ -11,9 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -291,19 +289,13 @@ def save_head(
     content = save({name: part.detach().contiguous() for name, part in head.state_dict().items()})
     card = {"format": FORMAT, "sha256": hashlib.sha256(content).hexdigest(), "features": head.n_features}
     card |= {"hidden": head.hidden, "dim": head.dim, "kappa": "a |v|^b", "calibration": head.calibration.tolist()}
-    card |= {"versions": _versions(), **head.card}
+    card |= {"versions": versions(), **head.card}
     path.parent.mkdir(parents=True, exist_ok=True)
     # Only two renames can be torn apart. The card comes last: it never describes weights that are not there yet, and new
     # weights beside an old card, or beside none, are refused by `load_head`.
     write_together({path: content, path.with_suffix(".json"): (json.dumps(card, indent=1) + "\n").encode()})
     return path.with_suffix(".json")
 
-
-def _versions() -> dict[str, str]:
-    """Versions of what made the head; also timm's, which makes most features, where it is installed."""
-    with suppress(metadata.PackageNotFoundError):
-        return versions() | {"timm": metadata.version("timm")}
-    return versions()
 
 # %% ../nbs/51_heads.ipynb #b03c253c
 _SHAPE = ("format", "sha256", "features", "hidden", "dim", "calibration")  # what the files themselves decide

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -293,22 +292,6 @@ def test_a_stop_between_the_two_renames_is_noticed(
     with pytest.raises(HeadError, match="checksum" if old else "card"):
         load_head(path)
     assert {p.name for p in tmp_path.iterdir()} <= {"head.safetensors", "head.json"}
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_the_card_names_timm_where_it_is_installed(
-    head: UncertaintyHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
-) -> None:
-    found = metadata.version
-
-    def version(name: str) -> str:
-        if name == "timm" and not there:
-            raise metadata.PackageNotFoundError
-        return "1.2.3" if name == "timm" else found(name)
-
-    monkeypatch.setattr(metadata, "version", version)
-    save_head(head, tmp_path / "head.safetensors")
-    assert read_card(tmp_path / "head.safetensors")["versions"].get("timm") == ("1.2.3" if there else None)
 
 
 OUTSIDE = """
