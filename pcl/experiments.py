@@ -601,6 +601,7 @@ world_experiment(
         "wider": {**UNIFORM, **HARD, "width": 384, "steps": 2000, "n_neg": 64},
         "longer-wider": {**UNIFORM, **HARD, "width": 384, "steps": 6000, "n_neg": 64},
         "longer-in-batch": {**UNIFORM, **HARD, "width": 192, "steps": 6000, "n_neg": 0},
+        "longest-in-batch": {**UNIFORM, **HARD, "width": 192, "steps": 20_000, "n_neg": 0},
     },
     {"batch_size": 512},
     {"kappa_from": 0.15, "mu_until": 1.0},
