@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'STYLE', 'use_style', 'html_table', 'html_name', 'html_verdict', 'html_score', 'verdicts', 'measured',
-           'preset_changes', 'sphere_widget']
+           'short_number', 'preset_changes', 'sphere_widget']
 
 # %% ../nbs/92_plots.ipynb #56c50b05
 import json
@@ -145,11 +145,17 @@ def measured(
     return HTML(html_table(["row", *map(html_name, metrics), "seeds, time"], lines, f"Measurements of {name}", "36em"))
 
 
+def short_number(value: float, digits: int = 3) -> str:
+    """A number with so many significant digits; thousands are written out, powers of ten only from a million on."""
+    text = f"{value:.{digits}g}"
+    return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
+
+
 def _mean_cell(values: Sequence[float]) -> str:
     if not values:
         return "&ndash;"
     mean, error = mean_and_error(values)
-    return f"{mean:.3g}" + (f"&nbsp;±&nbsp;{error:.1g}" if error is not None else "")
+    return short_number(mean) + (f"&nbsp;±&nbsp;{short_number(error, 1)}" if error is not None else "")
 
 # %% ../nbs/92_plots.ipynb #9e7f9b0a
 def preset_changes(
