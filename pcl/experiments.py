@@ -723,17 +723,16 @@ def finish_cell(
     search: Mapping[str, Any],  # that of the search
     seed: int,
     checkpoint: Path | None = None,  # the search's: what its finished cells measured
-    measure: Callable[..., Outcome] = measure_world,
 ) -> Outcome:  # without the curve
     """What a cell of a search measures, read from the search's checkpoint if it was finished before."""
     if checkpoint is None:
-        return measure(cell, seed)
+        return measure_world(cell, seed)
     own = checkpoint.with_name(f"{checkpoint.stem}--{name}.pt")
     identity = {**search, "seed": seed}
     saved = read_checkpoint(checkpoint) if checkpoint.exists() else {"identity": identity, "cells": {}}
     check_config(checkpoint, saved.get("identity", {}), identity)
     if name not in saved["cells"]:
-        outcome = measure(cell, seed, own)
+        outcome = measure_world(cell, seed, own)
         saved["cells"][name] = {"metrics": dict(outcome.metrics), "seconds": outcome.seconds}
         write_checkpoint(checkpoint, saved)
     own.unlink(missing_ok=True)  # also of a cell finished before: the kill may have come between these two lines
