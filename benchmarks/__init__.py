@@ -1,1 +1,2 @@
-"""Timings against peers: every row is a ratio, both sides measured in turns in one run."""
+"""Timings against peers: every row is a ratio, both sides measured in turns in one
+run."""

@@ -1,4 +1,5 @@
-"""Run every benchmark in one go and write it to the ledger: `make bench`. With --quick: tiny sizes, nothing written."""
+"""Run every benchmark in one go and write it to the ledger: `make bench`. With --quick:
+tiny sizes, nothing written."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ from benchmarks.record import machine, of_row, of_values, peers
 from benchmarks.timing import show
 from pcl.ledger import Record, write
 
-MODULES = (bench_bessel, bench_vmf, bench_gradient, bench_kernels, bench_losses, bench_metrics)
+MODULES = (
+    bench_bessel,
+    bench_vmf,
+    bench_gradient,
+    bench_kernels,
+    bench_losses,
+    bench_metrics,
+)
 
 
 def heading(module: Any) -> None:
@@ -44,14 +52,32 @@ def roofs(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Record
     heading(roofline)
     peak, found = roofline.machine(quick), roofline.paths(quick)
     roofline.show(peak, found)
-    limits = {"gigabytes_per_second": peak.bandwidth / 1e9, "gigaflops": peak.flops / 1e9}
+    limits = {
+        "gigabytes_per_second": peak.bandwidth / 1e9,
+        "gigaflops": peak.flops / 1e9,
+    }
     yield of_values("roofline", "machine", limits, {**where, **peers()}, {}, preset)
     for path in found:
         moved, computed = path.fractions(peak)
-        config = {**where, "name": path.name, "bytes": path.n_bytes, "flops": path.n_flops, "counted": path.counted,
-                  "bandwidth_fraction": moved, "flops_fraction": computed}
+        config = {
+            **where,
+            "name": path.name,
+            "bytes": path.n_bytes,
+            "flops": path.n_flops,
+            "counted": path.counted,
+            "bandwidth_fraction": moved,
+            "flops_fraction": computed,
+        }
         curve = {"seconds": list(path.seconds)}
-        yield of_values("roofline", path.slug, {"fraction": max(moved, computed)}, config, curve, preset, sum(path.seconds))
+        yield of_values(
+            "roofline",
+            path.slug,
+            {"fraction": max(moved, computed)},
+            config,
+            curve,
+            preset,
+            sum(path.seconds),
+        )
 
 
 def curves(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Record]:
@@ -60,13 +86,35 @@ def curves(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Recor
     found = growth.curves(quick)
     growth.show(found)
     for c in found:
-        config = {**where, **{key: value for key, value in vars(c.base).items() if key != c.axis}, "axis": c.axis,
-                  "fitted": min(growth.TAIL, len(c.sizes))}
-        exponents = {"time_exponent": c.exponent(c.seconds)[0], "memory_exponent": c.exponent(c.memory)[0]}
-        columns = {"size": c.sizes, "seconds": c.seconds, "low": c.low, "high": c.high,
-                   "bytes": c.memory, "bytes_low": c.memory_low, "bytes_high": c.memory_high}
+        config = {
+            **where,
+            **{key: value for key, value in vars(c.base).items() if key != c.axis},
+            "axis": c.axis,
+            "fitted": min(growth.TAIL, len(c.sizes)),
+        }
+        exponents = {
+            "time_exponent": c.exponent(c.seconds)[0],
+            "memory_exponent": c.exponent(c.memory)[0],
+        }
+        columns = {
+            "size": c.sizes,
+            "seconds": c.seconds,
+            "low": c.low,
+            "high": c.high,
+            "bytes": c.memory,
+            "bytes_low": c.memory_low,
+            "bytes_high": c.memory_high,
+        }
         curve = {key: list(map(float, column)) for key, column in columns.items()}
-        yield of_values("growth", f"{c.base.loss}.{c.axis}", exponents, config, curve, preset, sum(c.seconds))
+        yield of_values(
+            "growth",
+            f"{c.base.loss}.{c.axis}",
+            exponents,
+            config,
+            curve,
+            preset,
+            sum(c.seconds),
+        )
 
 
 def run(quick: bool = False, preset: str = "cpu") -> Iterator[Record]:
@@ -79,13 +127,20 @@ def run(quick: bool = False, preset: str = "cpu") -> Iterator[Record]:
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes to see that everything runs; not recorded")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny sizes to see that everything runs; not recorded",
+    )
     quick = parser.parse_args(arguments).quick
     start, places = time.perf_counter(), set()
     for record in run(quick, "smoke" if quick else "cpu"):
         if not quick:
             places.add(str(write(record).parent.parent))
-    print(f"\n{time.perf_counter() - start:.0f} s. " + (f"Recorded in {', '.join(places)}" if places else "Not recorded."))
+    print(
+        f"\n{time.perf_counter() - start:.0f} s. "
+        + (f"Recorded in {', '.join(places)}" if places else "Not recorded.")
+    )
 
 
 if __name__ == "__main__":

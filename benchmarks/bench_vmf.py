@@ -1,4 +1,5 @@
-"""Sampling speed of `VonMisesFisher` beside its peers; `torch.randn` is the floor, and the ratio the fraction of it reached."""
+"""Sampling speed of `VonMisesFisher` beside its peers; `torch.randn` is the floor, and
+the ratio the fraction of it reached."""
 
 from __future__ import annotations
 
@@ -20,17 +21,24 @@ GROUP = "Sampling"
 
 
 def tfp_sampler(loc: Tensor, kappa: Tensor, draws: int) -> Callable[[], Any] | None:
-    """TensorFlow Probability's sampler, compiled to a graph; None where it is not installed."""
+    """TensorFlow Probability's sampler, compiled to a graph; None where it is not
+    installed."""
     tf, tfp = installed("tensorflow"), installed("tensorflow_probability")
     if tf is None or tfp is None:
         return None
-    law = tfp.distributions.VonMisesFisher(tf.constant(loc.numpy()), tf.constant(kappa.numpy()))
+    law = tfp.distributions.VonMisesFisher(
+        tf.constant(loc.numpy()), tf.constant(kappa.numpy())
+    )
     return tf.function(lambda: law.sample(draws))
 
 
-def batch_rows(draws: int, batch: int, dim: int, kappa: float, bar: float, rounds: int) -> list[Row]:
+def batch_rows(
+    draws: int, batch: int, dim: int, kappa: float, bar: float, rounds: int
+) -> list[Row]:
     """Many draws around each of many means, in single precision."""
-    loc = torch.nn.functional.normalize(torch.randn(batch, dim, generator=torch.Generator().manual_seed(0)), dim=-1)
+    loc = torch.nn.functional.normalize(
+        torch.randn(batch, dim, generator=torch.Generator().manual_seed(0)), dim=-1
+    )
     concentration = torch.full((batch,), kappa)
     ours = VonMisesFisher(loc, concentration)
     calls: dict[str, Callable[[], object]] = {
@@ -56,13 +64,24 @@ def batch_rows(draws: int, batch: int, dim: int, kappa: float, bar: float, round
 
 
 def scipy_rows(draws: int, dim: int, kappa: float, rounds: int) -> list[Row]:
-    """Many draws around one mean in double precision: all that scipy's distribution offers."""
-    loc = torch.nn.functional.normalize(torch.randn(dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), dim=0)
+    """Many draws around one mean in double precision: all that scipy's distribution
+    offers."""
+    loc = torch.nn.functional.normalize(
+        torch.randn(
+            dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        ),
+        dim=0,
+    )
     ours, peer = VonMisesFisher(loc, kappa), vonmises_fisher(loc.numpy(), kappa)
     generator = np.random.default_rng(0)
-    calls = {"ours": lambda: ours.sample((draws,)), "scipy": lambda: peer.rvs(draws, random_state=generator)}
+    calls = {
+        "ours": lambda: ours.sample((draws,)),
+        "scipy": lambda: peer.rvs(draws, random_state=generator),
+    }
     name = f"sample {draws:,} around one mean, D={dim}, kappa={kappa:g}, float64"
-    return Bars(f"sample.D={dim}", name, GROUP, {"scipy": ("scipy.stats.vonmises_fisher", 1.0)}).rows(interleaved(calls, rounds))
+    return Bars(
+        f"sample.D={dim}", name, GROUP, {"scipy": ("scipy.stats.vonmises_fisher", 1.0)}
+    ).rows(interleaved(calls, rounds))
 
 
 def rows(quick: bool = False) -> list[Row]:

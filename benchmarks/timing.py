@@ -19,13 +19,16 @@ class Row:
     peer: str
     ours: Sequence[float]  # one value per round: seconds, or a slope
     theirs: Sequence[float]  # the peer's value in the same round
-    bar: float | None  # least ratio for a speed, largest bias for a slope; None where nothing was promised
+    bar: (
+        float | None
+    )  # least ratio for a speed, largest bias for a slope; None where nothing was promised
     kind: str = "speed"  # speed: theirs / ours; slope: ours / theirs, which should be 1
     group: str = ""  # the heading it stands under
 
     @property
     def ratios(self) -> list[float]:
-        """One ratio per round; both sides of it were measured within moments of each other."""
+        """One ratio per round; both sides of it were measured within moments of each
+        other."""
         pairs = zip(self.ours, self.theirs, strict=True)
         return [b / a if self.kind == "speed" else a / b for a, b in pairs]
 
@@ -44,7 +47,11 @@ class Row:
         """Whether the bar was met; None without a bar."""
         if self.bar is None:
             return None
-        return self.ratio >= self.bar if self.kind == "speed" else abs(self.ratio - 1) <= self.bar
+        return (
+            self.ratio >= self.bar
+            if self.kind == "speed"
+            else abs(self.ratio - 1) <= self.bar
+        )
 
 
 @dataclass(frozen=True)
@@ -54,12 +61,22 @@ class Bars:
     slug: str
     name: str
     group: str
-    peers: Mapping[str, tuple[str, float | None]] = field(default_factory=dict)  # call -> (peer's name, bar)
+    peers: Mapping[str, tuple[str, float | None]] = field(
+        default_factory=dict
+    )  # call -> (peer's name, bar)
 
     def rows(self, times: Mapping[str, Sequence[float]]) -> list[Row]:
         """One row per peer that was measured."""
         return [
-            Row(f"{self.slug}.{call}", self.name, peer, times["ours"], times[call], bar, group=self.group)
+            Row(
+                f"{self.slug}.{call}",
+                self.name,
+                peer,
+                times["ours"],
+                times[call],
+                bar,
+                group=self.group,
+            )
             for call, (peer, bar) in self.peers.items()
             if call in times
         ]
@@ -73,8 +90,11 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call in every round: the calls take turns, and take turns at going first."""
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of every call in every round: the calls take turns, and take turns at
+    going first."""
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
     for name in names:
@@ -89,7 +109,8 @@ def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[
 
 
 def installed(name: str) -> Any | None:
-    """A peer's module, or None where it is not installed: then its rows are left out, and the run says so."""
+    """A peer's module, or None where it is not installed: then its rows are left out,
+    and the run says so."""
     try:
         return import_module(name)
     except ImportError:
@@ -98,11 +119,20 @@ def installed(name: str) -> Any | None:
 
 def show(rows: Iterable[Row]) -> None:
     """Print a table, one line per comparison."""
-    print(f"{'':62s} {'ours':>11s} {'peer':>11s} {'ratio':>8s} {'quartiles':>15s} {'bar':>6s}  peer", flush=True)
+    print(
+        f"{'':62s} {'ours':>11s} {'peer':>11s} {'ratio':>8s} {'quartiles':>15s} "
+        f"{'bar':>6s}  peer",
+        flush=True,
+    )
     for r in rows:
         bar = "-" if r.bar is None else f"{r.bar:g}{'' if r.met else ' !'}"
         ours, peer = (
-            f"{median(v) * 1e3:9.2f}ms" if r.kind == "speed" else f"{mean(v):11.5f}" for v in (r.ours, r.theirs)
+            f"{median(v) * 1e3:9.2f}ms" if r.kind == "speed" else f"{mean(v):11.5f}"
+            for v in (r.ours, r.theirs)
         )
         spread = "{:.3g}..{:.3g}".format(*r.quartiles)
-        print(f"{r.name:62s} {ours} {peer} {r.ratio:8.3f} {spread:>15s} {bar:>6s}  {r.peer}", flush=True)
+        print(
+            f"{r.name:62s} {ours} {peer} {r.ratio:8.3f} {spread:>15s} {bar:>6s}  "
+            f"{r.peer}",
+            flush=True,
+        )

@@ -1,4 +1,5 @@
-"""Sphinx extension of the book: nbdev directives, offline assets, the note on top of every chapter, the reference."""
+"""Sphinx extension of the book: nbdev directives, offline assets, the note on top of
+every chapter, the reference."""
 
 from __future__ import annotations
 
@@ -22,9 +23,13 @@ TAG_OF_VALUE = {
     ("include", "false"): "remove-cell",
     ("code-fold", "true"): "hide-input",
 }
-# Lines of the theme that only matter online: a font preload that a page opened from disk may not make (the icons are drawn by
+# Lines of the theme that only matter online: a font preload that a page opened from
+# disk may not make (the icons are drawn by
 # script), and thebe, which is declared twice and would fetch itself from a server.
-ONLINE_ONLY = re.compile(r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphinx-thebe\.).*\n', re.MULTILINE)
+ONLINE_ONLY = re.compile(
+    r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphinx-thebe\.).*\n',
+    re.MULTILINE,
+)
 SWITCH = "PCL_RERUN"
 MODULE = re.compile(r"^#\|\s*(?:default_exp|export)[ \t]+(?P<name>\w+)", re.MULTILINE)
 RUN_NOTE = ":::{{container}} pcl-run\nRun this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. {how}{where}\n:::"
@@ -35,7 +40,8 @@ RECORDED = f"It reads recorded results; start Jupyter with the environment varia
 
 
 def tag_of(line: str) -> str | None:
-    """The cell tag that says what an nbdev directive line says; None if the line needs no tag."""
+    """The cell tag that says what an nbdev directive line says; None if the line needs
+    no tag."""
     match = DIRECTIVE.match(line)
     if match is None:
         return None
@@ -44,7 +50,8 @@ def tag_of(line: str) -> str | None:
 
 
 def translate_cell(cell: dict[str, Any]) -> None:
-    """Drop the leading directives of a code cell, leaving their meaning behind as tags."""
+    """Drop the leading directives of a code cell, leaving their meaning behind as
+    tags."""
     lines = "".join(cell["source"]).splitlines(keepends=True)
     tags = cell.setdefault("metadata", {}).setdefault("tags", [])
     while lines and DIRECTIVE.match(lines[0].strip()):
@@ -57,7 +64,11 @@ def translate_cell(cell: dict[str, Any]) -> None:
 
 def module_of(notebook: dict[str, Any]) -> str | None:
     """The module that a chapter exports to, if it does."""
-    sources = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    sources = (
+        "".join(cell["source"])
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+    )
     return next((match["name"] for match in map(MODULE.search, sources) if match), None)
 
 
@@ -66,12 +77,28 @@ def add_run_note(
     stem: str,  # of its file
     reference: str | None = None,  # the module whose reference page there is
 ) -> None:
-    """Put the download link, the rerun switch where the chapter has experiments, and the reference under the title."""
+    """Put the download link, the rerun switch where the chapter has experiments, and
+    the reference under the title."""
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    code = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
-    how = RECORDED if "results_of(" in code else LEDGER if "scoreboard(" in code or "read().records" in code else COMPUTED
+    code = "\n".join(
+        "".join(cell["source"])
+        for cell in notebook["cells"]
+        if cell["cell_type"] == "code"
+    )
+    how = (
+        RECORDED
+        if "results_of(" in code
+        else LEDGER
+        if "scoreboard(" in code or "read().records" in code
+        else COMPUTED
+    )
     where = REFERENCE.format(name=reference) if reference else ""
-    first["source"] = "".join(first["source"]).rstrip() + "\n\n" + RUN_NOTE.format(stem=stem, how=how, where=where) + "\n"
+    first["source"] = (
+        "".join(first["source"]).rstrip()
+        + "\n\n"
+        + RUN_NOTE.format(stem=stem, how=how, where=where)
+        + "\n"
+    )
 
 
 def on_source_read(app: Any, docname: str, source: list[str]) -> None:
@@ -83,20 +110,29 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             translate_cell(cell)
-    described = module is not None and (Path(app.srcdir) / "reference" / f"{module}.md").exists()
+    described = (
+        module is not None
+        and (Path(app.srcdir) / "reference" / f"{module}.md").exists()
+    )
     add_run_note(notebook, Path(docname).name, module if described else None)
     source[0] = json.dumps(notebook)
 
 
 def copy_mathjax(outdir: Path) -> None:
-    """Copy MathJax from the installed package, so that no page asks the network for it."""
+    """Copy MathJax from the installed package, so that no page asks the network for
+    it."""
     # The package's name has hyphens in it, so it can be found but not imported by name.
     spec = importlib.util.find_spec("sphinx-mathjax-offline")
     if spec is None or spec.origin is None:
-        raise RuntimeError("sphinx-mathjax-offline is not installed: pip install -c constraints.txt -e '.[book]'")
+        raise RuntimeError(
+            "sphinx-mathjax-offline is not installed: pip install -c constraints.txt "
+            "-e '.[book]'"
+        )
     target = outdir / "_static" / "vendor"
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(Path(spec.origin).parent / "static" / "mathjax" / "tex-svg-full.js", target)
+    shutil.copy(
+        Path(spec.origin).parent / "static" / "mathjax" / "tex-svg-full.js", target
+    )
 
 
 def on_build_finished(app: Any, exception: Exception | None) -> None:
@@ -105,7 +141,9 @@ def on_build_finished(app: Any, exception: Exception | None) -> None:
         return
     copy_mathjax(Path(app.outdir))
     for page in Path(app.outdir).rglob("*.html"):
-        page.write_text(ONLINE_ONLY.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(
+            ONLINE_ONLY.sub("", page.read_text(encoding="utf-8")), encoding="utf-8"
+        )
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CHAPTER = re.compile(r"^# %% \.\./nbs/(?P<stem>[\w.-]+)\.ipynb")
-SPECIAL = re.compile(r"([\\*_{}\[\]<>$|#~^]|\.(?=\w))")  # a dot inside a word could make it a link
+SPECIAL = re.compile(
+    r"([\\*_{}\[\]<>$|#~^]|\.(?=\w))"
+)  # a dot inside a word could make it a link
 LONGEST_VALUE = 160  # characters of a constant that are still shown
 ONE_LINE = 100  # longest signature on one line
 
@@ -66,11 +68,22 @@ class Source:
         text = path.read_text(encoding="utf-8")
         self.path, self.lines, self.tree = path, text.splitlines(), ast.parse(text)
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-        self.comments = {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+        self.comments = {
+            t.start[0]: t.string.lstrip("# ")
+            for t in tokens
+            if t.type == tokenize.COMMENT
+        }
         self.definitions: dict[str, ast.stmt] = {}
         for node in self.tree.body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            names = [getattr(node, "name", None), *(t.id for t in targets if isinstance(t, ast.Name))]
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [getattr(node, "target", None)]
+            )
+            names = [
+                getattr(node, "name", None),
+                *(t.id for t in targets if isinstance(t, ast.Name)),
+            ]
             self.definitions |= {name: node for name in names if name}
 
     def exported(self) -> list[str]:
@@ -84,34 +97,68 @@ class Source:
         return next((match["stem"] for match in above if match), "")
 
     def meaning(self, line: int) -> str:
-        """The comment at the end of a line, without remarks for tools."""
+        """The comment at the end of a line, or the indented block right above it,
+        without remarks for tools."""
         comment = self.comments.get(line, "")
-        return "" if comment.startswith(("type:", "noqa", "fmt:")) else re.sub(r"\s*# (?:noqa|type:).*", "", comment)
+        if comment.startswith(("type:", "noqa", "fmt:")):
+            comment = ""
+        return re.sub(r"\s*# (?:noqa|type:).*", "", comment) or self.indented(line)
+
+    def indented(self, line: int) -> str:
+        """The block of comment lines with a line's own indentation that ends right
+        above it."""
+        text = self.lines[line - 1]
+        start = text[: len(text) - len(text.lstrip())] + "# "
+        block: list[str] = []
+        while len(start) > 2 and self.lines[line - 2].startswith(start):
+            block.insert(0, self.lines[line - 2].strip().lstrip("# "))
+            line -= 1
+        return " ".join(block)
 
     def above(self, line: int) -> str:
         """The block of comments that ends right above a line."""
         block: list[str] = []
-        while (text := self.lines[line - 2]).startswith("# ") and not CHAPTER.match(text):
+        while (text := self.lines[line - 2]).startswith("# ") and not CHAPTER.match(
+            text
+        ):
             block.insert(0, text.lstrip("# "))
             line -= 1
         return " ".join(block)
 
 
-def parameters_of(source: Source, function: ast.FunctionDef, skip_first: bool = False) -> list[Parameter]:
-    """The parameters of a function, in the order of its signature; a comment on the line of `def` is about the result."""
+def parameters_of(
+    source: Source, function: ast.FunctionDef, skip_first: bool = False
+) -> list[Parameter]:
+    """The parameters of a function, in the order of its signature; a comment on the
+    line of `def` is about the result."""
     args = function.args
     plain = [*args.posonlyargs, *args.args]
-    defaults: list[ast.expr | None] = [None] * (len(plain) - len(args.defaults)) + list(args.defaults)
-    found = [("", arg, default) for arg, default in zip(plain, defaults, strict=True)][1 if skip_first else 0 :]
-    found += [("*", args.vararg, None)] if args.vararg else [("", ast.arg("*"), None)] if args.kwonlyargs else []
-    found += [("", arg, default) for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    defaults: list[ast.expr | None] = [None] * (len(plain) - len(args.defaults)) + list(
+        args.defaults
+    )
+    found = [("", arg, default) for arg, default in zip(plain, defaults, strict=True)][
+        1 if skip_first else 0 :
+    ]
+    found += (
+        [("*", args.vararg, None)]
+        if args.vararg
+        else [("", ast.arg("*"), None)]
+        if args.kwonlyargs
+        else []
+    )
+    found += [
+        ("", arg, default)
+        for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)
+    ]
     found += [("**", args.kwarg, None)] if args.kwarg else []
     return [
         Parameter(
             stars + arg.arg,
             ast.unparse(arg.annotation) if arg.annotation else "",
             ast.unparse(default) if default is not None else None,
-            source.meaning(line) if (line := getattr(arg, "lineno", function.lineno)) > function.lineno else "",
+            source.meaning(line)
+            if (line := getattr(arg, "lineno", function.lineno)) > function.lineno
+            else "",
         )
         for stars, arg, default in found
     ]
@@ -121,36 +168,80 @@ def fields_of(source: Source, node: ast.ClassDef) -> list[Parameter]:
     """The annotated fields of a dataclass or a named tuple."""
     found = []
     for f in node.body:
-        if isinstance(f, ast.AnnAssign) and not (kind := ast.unparse(f.annotation)).startswith("ClassVar"):
+        if isinstance(f, ast.AnnAssign) and not (
+            kind := ast.unparse(f.annotation)
+        ).startswith("ClassVar"):
             default = ast.unparse(f.value) if f.value else None
-            found.append(Parameter(ast.unparse(f.target), kind, default, source.meaning(f.end_lineno or f.lineno)))
+            found.append(
+                Parameter(
+                    ast.unparse(f.target),
+                    kind,
+                    default,
+                    source.meaning(f.end_lineno or f.lineno),
+                )
+            )
     return found
 
 
-def function_entry(source: Source, node: ast.FunctionDef, method: bool = False) -> Entry:
+def function_entry(
+    source: Source, node: ast.FunctionDef, method: bool = False
+) -> Entry:
     """An entry for a function, or for a method without its first parameter."""
     marks = [ast.unparse(d) for d in node.decorator_list]
     bound = method and "staticmethod" not in marks
     doc = ast.get_docstring(node) or ""
     what = "property" if "property" in marks else "method" if method else "function"
-    entry = Entry(node.name, what, source.chapter(node.lineno), doc, parameters_of(source, node, bound))
+    entry = Entry(
+        node.name,
+        what,
+        source.chapter(node.lineno),
+        doc,
+        parameters_of(source, node, bound),
+    )
     if node.returns is not None:
-        entry.returns = Parameter("", ast.unparse(node.returns), None, source.meaning(node.returns.end_lineno or node.lineno))
+        entry.returns = Parameter(
+            "",
+            ast.unparse(node.returns),
+            None,
+            source.meaning(node.returns.end_lineno or node.lineno),
+        )
     return entry
 
 
-def class_entry(source: Source, node: ast.ClassDef, classes: dict[str, tuple[Source, ast.ClassDef]]) -> Entry:
+def class_entry(
+    source: Source, node: ast.ClassDef, classes: dict[str, tuple[Source, ast.ClassDef]]
+) -> Entry:
     """An entry for a class: what it is built from, and its public members."""
-    entry = Entry(node.name, "class", source.chapter(node.lineno), ast.get_docstring(node) or "")
+    entry = Entry(
+        node.name, "class", source.chapter(node.lineno), ast.get_docstring(node) or ""
+    )
     functions = [f for f in node.body if isinstance(f, ast.FunctionDef)]
-    entry.members = [function_entry(source, f, method=True) for f in functions if not f.name.startswith("_")]
+    entry.members = [
+        function_entry(source, f, method=True)
+        for f in functions
+        if not f.name.startswith("_")
+    ]
     where, at = source, node
     while True:  # the constructor may be that of a base class in the package
-        init = next((f for f in at.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
+        init = next(
+            (
+                f
+                for f in at.body
+                if isinstance(f, ast.FunctionDef) and f.name == "__init__"
+            ),
+            None,
+        )
         if init is not None:
             entry.parameters = parameters_of(where, init, skip_first=True)
             return entry
-        base = next((classes[b.id] for b in at.bases if isinstance(b, ast.Name) and b.id in classes), None)
+        base = next(
+            (
+                classes[b.id]
+                for b in at.bases
+                if isinstance(b, ast.Name) and b.id in classes
+            ),
+            None,
+        )
         if base is None:
             entry.parameters = fields_of(where, at)
             return entry
@@ -159,9 +250,19 @@ def class_entry(source: Source, node: ast.ClassDef, classes: dict[str, tuple[Sou
 
 def constant_entry(source: Source, name: str, node: ast.stmt) -> Entry:
     """An entry for a constant, with its value where that is short."""
-    value = ast.unparse(node.value) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value else ""
+    value = (
+        ast.unparse(node.value)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value
+        else ""
+    )
     doc = source.meaning(node.end_lineno or node.lineno) or source.above(node.lineno)
-    return Entry(name, "constant", source.chapter(node.lineno), doc, value=value if len(value) <= LONGEST_VALUE else "")
+    return Entry(
+        name,
+        "constant",
+        source.chapter(node.lineno),
+        doc,
+        value=value if len(value) <= LONGEST_VALUE else "",
+    )
 
 
 def read_package(
@@ -169,14 +270,21 @@ def read_package(
 ) -> list[Module]:
     """Every module that exports something; a name without a definition is an error."""
     sources = [Source(path) for path in sorted(folder.glob("[a-z]*.py"))]
-    classes = {n.name: (s, n) for s in sources for n in s.tree.body if isinstance(n, ast.ClassDef)}
+    classes = {
+        n.name: (s, n)
+        for s in sources
+        for n in s.tree.body
+        if isinstance(n, ast.ClassDef)
+    }
     modules = []
     for source in sources:
         entries = []
         for name in source.exported():
             node = source.definitions.get(name)
             if node is None:
-                raise ValueError(f"{source.path.name} exports {name}, which it does not define")
+                raise ValueError(
+                    f"{source.path.name} exports {name}, which it does not define"
+                )
             if isinstance(node, ast.FunctionDef):
                 entries.append(function_entry(source, node))
             elif isinstance(node, ast.ClassDef):
@@ -184,14 +292,18 @@ def read_package(
             else:
                 entries.append(constant_entry(source, name, node))
         if entries:
-            modules.append(Module(source.path.stem, ast.get_docstring(source.tree) or "", entries))
+            modules.append(
+                Module(source.path.stem, ast.get_docstring(source.tree) or "", entries)
+            )
     return modules
 
 
 def escaped(text: str) -> str:
     """Text that Markdown leaves alone; what stands between backquotes stays code."""
     parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
-    return "".join(part if i % 2 else SPECIAL.sub(r"\\\1", part) for i, part in enumerate(parts))
+    return "".join(
+        part if i % 2 else SPECIAL.sub(r"\\\1", part) for i, part in enumerate(parts)
+    )
 
 
 def signature(entry: Entry) -> str:
@@ -199,36 +311,65 @@ def signature(entry: Entry) -> str:
     if entry.what == "constant":
         return f"{entry.name} = {entry.value}" if entry.value else entry.name
     kinds = [p.name + (f": {p.kind}" if p.kind else "") for p in entry.parameters]
-    words = [k + (f" = {p.default}" if p.default is not None else "") for k, p in zip(kinds, entry.parameters, strict=True)]
+    words = [
+        k + (f" = {p.default}" if p.default is not None else "")
+        for k, p in zip(kinds, entry.parameters, strict=True)
+    ]
     after = f" -> {entry.returns.kind}" if entry.returns else ""
     if entry.what == "property":
         return entry.name + after
     line = f"{entry.name}({', '.join(words)}){after}"
-    return line if len(line) <= ONE_LINE else f"{entry.name}(\n" + "".join(f"    {w},\n" for w in words) + f"){after}"
+    return (
+        line
+        if len(line) <= ONE_LINE
+        else f"{entry.name}(\n" + "".join(f"    {w},\n" for w in words) + f"){after}"
+    )
 
 
 def explained(entry: Entry, indent: str = "") -> list[str]:
     """One list item for each parameter, and for the result, that has an explanation."""
-    items = [f"{indent}- `{p.name}`: {escaped(p.meaning)}" for p in entry.parameters if p.meaning]
+    items = [
+        f"{indent}- `{p.name}`: {escaped(p.meaning)}"
+        for p in entry.parameters
+        if p.meaning
+    ]
     if entry.returns is not None and entry.returns.meaning:
         items.append(f"{indent}- returns: {escaped(entry.returns.meaning)}")
     return items
 
 
 def label(module: str, entry: Entry) -> str:
-    """What the place of a name is called in links; the kind tells names apart that differ in capitals only."""
+    """What the place of a name is called in links; the kind tells names apart that
+    differ in capitals only."""
     return f"ref-{module}-{entry.what}-{entry.name}"
 
 
 def entry_text(module: str, entry: Entry) -> str:
     """The section on one name."""
-    lines = [f"({label(module, entry)})=", f"## {escaped(entry.name)}", "", "```python", signature(entry), "```", ""]
+    lines = [
+        f"({label(module, entry)})=",
+        f"## {escaped(entry.name)}",
+        "",
+        "```python",
+        signature(entry),
+        "```",
+        "",
+    ]
     lines += [escaped(entry.doc), ""] if entry.doc else []
     lines += [*explained(entry), ""]
     lines += ["Members:", ""] if entry.members else []
     for member in entry.members:
-        lines += [f"- `{member.name}` ({member.what}): {escaped(member.doc)}", "", "  ```python"]
-        lines += [f"  {line}" for line in signature(member).splitlines()] + ["  ```", "", *explained(member, "  "), ""]
+        lines += [
+            f"- `{member.name}` ({member.what}): {escaped(member.doc)}",
+            "",
+            "  ```python",
+        ]
+        lines += [f"  {line}" for line in signature(member).splitlines()] + [
+            "  ```",
+            "",
+            *explained(member, "  "),
+            "",
+        ]
     lines.append(f"A {entry.what} of {{doc}}`/nbs/{entry.chapter}`.")
     return "\n".join(lines)
 
@@ -236,23 +377,42 @@ def entry_text(module: str, entry: Entry) -> str:
 def module_text(module: Module) -> str:
     """The page of a module."""
     chapters = ", ".join(f"{{doc}}`/nbs/{stem}`" for stem in module.chapters)
-    head = [f"# {escaped(f'pcl.{module.name}')}", "", escaped(module.doc), "", f"Derived and tested in {chapters}.", ""]
-    return "\n".join(head) + "\n" + "\n\n".join(entry_text(module.name, entry) for entry in module.entries) + "\n"
+    head = [
+        f"# {escaped(f'pcl.{module.name}')}",
+        "",
+        escaped(module.doc),
+        "",
+        f"Derived and tested in {chapters}.",
+        "",
+    ]
+    return (
+        "\n".join(head)
+        + "\n"
+        + "\n\n".join(entry_text(module.name, entry) for entry in module.entries)
+        + "\n"
+    )
 
 
 def names_text(modules: list[Module]) -> str:
     """A list of every exported name, by module."""
     lines = []
     for module in modules:
-        names = ", ".join(f"{{ref}}`{e.name} <{label(module.name, e)}>`" for e in module.entries)
-        lines += [f"{{doc}}`pcl.{module.name} </reference/{module.name}>`", f": {names}", ""]
+        names = ", ".join(
+            f"{{ref}}`{e.name} <{label(module.name, e)}>`" for e in module.entries
+        )
+        lines += [
+            f"{{doc}}`pcl.{module.name} </reference/{module.name}>`",
+            f": {names}",
+            "",
+        ]
     return "\n".join(lines)
 
 
 def write_pages(
     root: Path,  # the project
 ) -> list[Module]:
-    """Write a page for every module into the folder `reference`, which holds nothing else, and a list of all names."""
+    """Write a page for every module into the folder `reference`, which holds nothing
+    else, and a list of all names."""
     modules, target = read_package(root / "pcl"), root / "reference"
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()

@@ -14,11 +14,15 @@ import torch
 
 
 def _extension() -> Path | None:
-    """Where torchvision keeps its compiled extension; None if it is not installed or has none."""
+    """Where torchvision keeps its compiled extension; None if it is not installed or
+    has none."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return None
-    names = (Path(spec.origin).parent / f"_C{suffix}" for suffix in [*importlib.machinery.EXTENSION_SUFFIXES, ".so"])
+    names = (
+        Path(spec.origin).parent / f"_C{suffix}"
+        for suffix in [*importlib.machinery.EXTENSION_SUFFIXES, ".so"]
+    )
     return next((path for path in names if path.exists()), None)
 
 
@@ -32,13 +36,16 @@ def _loads(path: Path) -> bool:
 
 
 def _declare_missing_operators() -> torch.library.Library | None:
-    """Declare the signatures `import torchvision` needs, unless the extension brings them itself."""
+    """Declare the signatures `import torchvision` needs, unless the extension brings
+    them itself."""
     path = _extension()
     if path is None or _loads(path):
         return None
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define(
+            f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
     return library
 
 

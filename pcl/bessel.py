@@ -17,14 +17,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-_ORDER_FLOOR = 32  # the expansion starts at this order or above: the first neglected term is then below 1e-14
+# the expansion starts at this order or above: the first neglected term is then below
+# 1e-14
+_ORDER_FLOOR = 32
 _DEBYE_TERMS = 9
 _CHUNK = 1 << 16  # elements per pass on a CPU: the working set stays in cache
-_KAPPA_CAP = 1e150  # squares must not overflow; beyond it the ratio is 1 to the last bit
+_KAPPA_CAP = (
+    1e150  # squares must not overflow; beyond it the ratio is 1 to the last bit
+)
 
 # %% ../nbs/01_bessel.ipynb #8002fd8a
-def _debye_slopes(terms: int) -> list[list[Fraction]]:  # one list of coefficients of p^0, p^1, ... per power of 1/order
-    "Exact coefficients of w_1, ..., w_terms, the slopes in p of the logarithm of Debye's series."
+def _debye_slopes(
+    terms: int,
+) -> list[
+    list[Fraction]
+]:  # one list of coefficients of p^0, p^1, ... per power of 1/order
+    """Exact coefficients of w_1, ..., w_terms, the slopes in p of the logarithm of
+    Debye's series."""
     slopes = [[Fraction(1, 8), Fraction(0), Fraction(-5, 8)]]
     for j in range(1, terms):
         flux = _times_half_p2_1mp2(slopes[-1])
@@ -34,26 +43,34 @@ def _debye_slopes(terms: int) -> list[list[Fraction]]:  # one list of coefficien
                 for b, y in enumerate(right):
                     square[a + b] += x * y
         linear = [m * c for m, c in enumerate(flux)][1:]
-        slopes.append([x + y for x, y in zip(linear, _times_half_p2_1mp2(square), strict=True)])
+        slopes.append(
+            [x + y for x, y in zip(linear, _times_half_p2_1mp2(square), strict=True)]
+        )
     return slopes
 
 
 def _times_half_p2_1mp2(poly: list[Fraction]) -> list[Fraction]:
     "Coefficients of p^2 (1 - p^2) / 2 times `poly`."
     zero = [Fraction(0)]
-    return [(x - y) / 2 for x, y in zip(zero * 2 + poly + zero * 2, zero * 4 + poly, strict=True)]
+    return [
+        (x - y) / 2
+        for x, y in zip(zero * 2 + poly + zero * 2, zero * 4 + poly, strict=True)
+    ]
 
 # %% ../nbs/01_bessel.ipynb #6fa67c91
 @cache
 def _debye_tables(device: torch.device) -> Tensor:
-    "Coefficients [power of p, B or S, power of 1/order]: B(p) = p/2 + p^2 T'(p), S(p) = (T(p) - T(1)) / (p - 1)."
+    """Coefficients [power of p, B or S, power of 1/order]: B(p) = p/2 + p^2 T'(p), S(p)
+    = (T(p) - T(1)) / (p - 1)."""
     table = torch.zeros(3 * _DEBYE_TERMS + 2, 2, _DEBYE_TERMS + 1, dtype=torch.float64)
     table[1, 0, 0] = 0.5
     for j, slope in enumerate(_debye_slopes(_DEBYE_TERMS), start=1):
         integral = [c / (m + 1) for m, c in enumerate(slope)]
         for m in range(len(slope)):
             table[m + 2, 0, j] = float(slope[m])
-            table[m, 1, j] = float(sum(integral[m:]))  # (p^m - 1) / (p - 1) = 1 + p + ... + p^(m-1)
+            table[m, 1, j] = float(
+                sum(integral[m:])
+            )  # (p^m - 1) / (p - 1) = 1 + p + ... + p^(m-1)
     return table.to(device)
 
 # %% ../nbs/01_bessel.ipynb #efbed45c
@@ -64,7 +81,8 @@ def _coefficients(order: Tensor) -> Tensor:  # [power of p, function, *shape of 
 
 # %% ../nbs/01_bessel.ipynb #281a0ef0
 def _horner(coefficients: Tensor, p: Tensor) -> Tensor:
-    "Values at `p` of the polynomials whose coefficients, lowest power first, fill the first dimension."
+    """Values at `p` of the polynomials whose coefficients, lowest power first, fill the
+    first dimension."""
     value, *rest = reversed(coefficients.unbind())
     for c in rest:
         value = torch.addcmul(c, value, p)
@@ -89,7 +107,8 @@ def _descending(top: Tensor, steps: int) -> Tensor:
 
 # %% ../nbs/01_bessel.ipynb #8a629abc
 def _log_and_ratio(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    "log of 0F1(nu + 1; kappa^2 / 4) and the ratio I_{nu+1} / I_nu, in double precision."
+    """log of 0F1(nu + 1; kappa^2 / 4) and the ratio I_{nu+1} / I_nu, in double
+    precision."""
     top = nu + steps
     capped = kappa.clamp(max=_KAPPA_CAP)
     s, p, q = _start(capped, top)
@@ -108,7 +127,9 @@ def _log_and_ratio(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tenso
         above.mul_(weight).mul_(scale).addcmul_(p, here)
         above, here = here, above
     ratio = q.mul_(above).div_(here).mul_(top / (2 * (nu + 1)))
-    ratio.clamp_(max=1).masked_fill_(kappa == math.inf, 1)  # rounding must not push a mean cosine above 1
+    ratio.clamp_(max=1).masked_fill_(
+        kappa == math.inf, 1
+    )  # rounding must not push a mean cosine above 1
     return log.add_(here.log_()), ratio
 
 # %% ../nbs/01_bessel.ipynb #a8adb60e
@@ -132,7 +153,9 @@ def _ratio_slopes(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor
         denominator = torch.addcmul(twice, kappa, ratio)
         bent = torch.addcmul(twice, kappa2, first, value=-1)
         push = kappa * first
-        push.add_((ratio + push).mul_(bent).div_(denominator)).mul_(2).addcmul_(kappa2, second).neg_()
+        push.add_((ratio + push).mul_(bent).div_(denominator)).mul_(2).addcmul_(
+            kappa2, second
+        ).neg_()
         ratio = kappa / denominator
         denominator.square_()
         first, second = bent.div_(denominator), push.div_(denominator)
@@ -140,7 +163,8 @@ def _ratio_slopes(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor
 
 # %% ../nbs/01_bessel.ipynb #17b0ee6f
 def _peak_and_gap(kappa: Tensor, nu: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    "kappa - log 0F1(nu + 1; kappa^2 / 4) and 1 - I_{nu+1} / I_nu, in double precision; both keep their digits."
+    """kappa - log 0F1(nu + 1; kappa^2 / 4) and 1 - I_{nu+1} / I_nu, in double
+    precision; both keep their digits."""
     top, end = nu + steps, kappa == math.inf
     kappa = kappa.clamp(max=1e300)  # sums must not overflow
     s = torch.hypot(kappa, top.expand_as(kappa))
@@ -167,7 +191,10 @@ def _in_chunks(
 ) -> tuple[Tensor, Tensor]:  # of the shape and dtype of kappa
     "Check the arguments and run a kernel over cache-sized pieces."
     if kappa.numel() and not bool(kappa.min() >= 0):
-        raise ValueError("kappa must be non-negative and not NaN: clamp it, or parameterise it by softplus or exp")
+        raise ValueError(
+            "kappa must be non-negative and not NaN: clamp it, or parameterise it by "
+            "softplus or exp"
+        )
     if nu.numel() and not bool((nu > -1).all() & nu.isfinite().all()):
         raise ValueError("nu must be finite and above -1")
     steps = max(0, math.ceil(_ORDER_FLOOR - float(nu.min()))) if nu.numel() else 0
@@ -179,12 +206,17 @@ def _in_chunks(
     first, second = torch.empty_like(flat), torch.empty_like(flat)
     size = _CHUNK if flat.device.type == "cpu" else max(flat.numel(), 1)
     for low, high in pairwise([*range(0, flat.numel(), size), flat.numel()]):
-        first[low:high], second[low:high] = kernel(flat[low:high].double(), order.view(1), steps)
+        first[low:high], second[low:high] = kernel(
+            flat[low:high].double(), order.view(1), steps
+        )
     return first.view(kappa.shape), second.view(kappa.shape)
 
 # %% ../nbs/01_bessel.ipynb #9bcaa00e
-def _batched(function: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> Any:
-    "The rule of an elementwise function under vmap: put the mapped dimension first and call it once."
+def _batched(
+    function: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor
+) -> Any:
+    """The rule of an elementwise function under vmap: put the mapped dimension first
+    and call it once."""
     kappa = kappa.unsqueeze(0) if in_dims[0] is None else kappa.movedim(in_dims[0], 0)
     if in_dims[1] is not None:
         nu = nu.movedim(in_dims[1], 0)
@@ -201,12 +233,16 @@ class _LogSeries(torch.autograd.Function):
         return _in_chunks(_log_and_ratio, kappa, nu)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
         ctx.save_for_backward(*inputs, output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad_log: Tensor | None, grad_ratio: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(
+        ctx: Any, grad_log: Tensor | None, grad_ratio: Tensor | None
+    ) -> tuple[Tensor | None, None]:
         kappa, nu, ratio = ctx.saved_tensors
         grad = None if grad_log is None else grad_log * ratio
         if grad_ratio is not None:
@@ -215,12 +251,15 @@ class _LogSeries(torch.autograd.Function):
         return grad, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor
+    ) -> tuple[Any, Any]:
         return _batched(_LogSeries, in_dims, kappa, nu), (0, 0)
 
 # %% ../nbs/01_bessel.ipynb #94e4da89
 class _LastSlope(torch.autograd.Function):
-    "The second derivative of the ratio as it is; asking for one more is an error, not a silent zero."
+    """The second derivative of the ratio as it is; asking for one more is an error, not
+    a silent zero."""
 
     generate_vmap_rule = True
 
@@ -234,29 +273,41 @@ class _LastSlope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> None:
-        raise NotImplementedError("bessel_ratio can be differentiated twice in kappa, log_normalizer three times")
+        raise NotImplementedError(
+            "bessel_ratio can be differentiated twice in kappa, log_normalizer three "
+            "times"
+        )
 
 
 class _RatioSlope(torch.autograd.Function):
-    "(r', r''): the derivatives of the Bessel ratio in kappa; only the first can be differentiated again."
+    """(r', r''): the derivatives of the Bessel ratio in kappa; only the first can be
+    differentiated again."""
 
     @staticmethod
     def forward(kappa: Tensor, nu: Tensor) -> tuple[Tensor, Tensor]:
         return _in_chunks(_ratio_slopes, kappa, nu)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(inputs[0], output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad_first: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(
+        ctx: Any, grad_first: Tensor | None, _: Tensor | None
+    ) -> tuple[Tensor | None, None]:
         kappa, second = ctx.saved_tensors
-        return None if grad_first is None else grad_first * _LastSlope.apply(second, kappa), None
+        return None if grad_first is None else grad_first * _LastSlope.apply(
+            second, kappa
+        ), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor
+    ) -> tuple[Any, Any]:
         return _batched(_RatioSlope, in_dims, kappa, nu), (0, 0)
 
 # %% ../nbs/01_bessel.ipynb #93d9c344
@@ -268,12 +319,16 @@ class _Peak(torch.autograd.Function):
         return _in_chunks(_peak_and_gap, kappa, nu)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
         ctx.save_for_backward(*inputs, output[1])
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad_peak: Tensor | None, grad_gap: Tensor | None) -> tuple[Tensor | None, None]:
+    def backward(
+        ctx: Any, grad_peak: Tensor | None, grad_gap: Tensor | None
+    ) -> tuple[Tensor | None, None]:
         kappa, nu, gap = ctx.saved_tensors
         grad = None if grad_peak is None else grad_peak * gap
         if grad_gap is not None:
@@ -282,7 +337,9 @@ class _Peak(torch.autograd.Function):
         return grad, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor) -> tuple[Any, Any]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, int | None], kappa: Tensor, nu: Tensor
+    ) -> tuple[Any, Any]:
         return _batched(_Peak, in_dims, kappa, nu), (0, 0)
 
 # %% ../nbs/01_bessel.ipynb #1bc303ea
@@ -291,11 +348,15 @@ _uncompiled = cache(torch.compiler.disable)
 
 
 def _eager(function: _F) -> _F:
-    "Keep torch.compile out of a function whose steps depend on the values it meets; what surrounds it still compiles."
+    """Keep torch.compile out of a function whose steps depend on the values it meets;
+    what surrounds it still compiles."""
+
     @wraps(function)
     def call(*args: Any, **named: Any) -> Any:
         # Importing the compiler takes seconds: leave that to those who use it.
-        return (_uncompiled(function) if "torch._dynamo" in sys.modules else function)(*args, **named)
+        return (_uncompiled(function) if "torch._dynamo" in sys.modules else function)(
+            *args, **named
+        )
 
     return call  # type: ignore[return-value]
 
@@ -304,7 +365,10 @@ def _checked(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tensor]
     "(nu, kappa) as tensors of a matching number of dimensions."
     kappa, nu = torch.as_tensor(kappa), torch.as_tensor(nu, dtype=torch.float64)
     if not kappa.is_floating_point():
-        raise TypeError(f"kappa must be a floating-point tensor, not {kappa.dtype}: convert it with kappa.float()")
+        raise TypeError(
+            f"kappa must be a floating-point tensor, not {kappa.dtype}: convert it "
+            "with kappa.float()"
+        )
     if nu.requires_grad:
         raise TypeError("nu is not differentiable: pass nu.detach()")
     if nu.ndim:
@@ -313,7 +377,9 @@ def _checked(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tensor]
     return nu, kappa
 
 
-def _log_series(nu: float | Tensor, kappa: Tensor | float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _log_series(
+    nu: float | Tensor, kappa: Tensor | float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     "Checked (nu, kappa), with L and the ratio."
     nu, kappa = _checked(nu, kappa)
     return nu, kappa, *_LogSeries.apply(kappa, nu)
@@ -324,7 +390,8 @@ def bessel_ratio(
     nu: float | Tensor,  # order, above -1
     kappa: Tensor | float,  # argument in [0, inf], broadcast against nu
 ) -> Tensor:
-    "I_{nu+1}(kappa) / I_nu(kappa); with nu = D/2 - 1, the mean resultant length A_D(kappa)."
+    """I_{nu+1}(kappa) / I_nu(kappa); with nu = D/2 - 1, the mean resultant length
+    A_D(kappa)."""
     return _log_series(nu, kappa)[3]
 
 # %% ../nbs/01_bessel.ipynb #274abd97
@@ -347,7 +414,9 @@ def _check_dim(dim: int | Tensor) -> Tensor:
         raise ValueError(f"dim must be below 2^53, got {dim}")
     size = torch.as_tensor(dim)
     if size.is_floating_point() or size.is_complex() or size.dtype == torch.bool:
-        raise TypeError(f"dim must be an integer (or an integer tensor), not {size.dtype}")
+        raise TypeError(
+            f"dim must be an integer (or an integer tensor), not {size.dtype}"
+        )
     if size.numel() and not bool((size >= 2).all()):
         raise ValueError("dim must be at least 2: the sphere S^(dim-1) needs an angle")
     return size.double()
@@ -366,7 +435,8 @@ def log_normalizer(
     dim: int | Tensor,  # D, at least 2, broadcast against kappa
     kappa: Tensor | float,  # concentration in [0, inf]
 ) -> Tensor:
-    "log C_D(kappa), so that C_D(kappa) exp(kappa mu.z) is a density on the unit sphere."
+    """log C_D(kappa), so that C_D(kappa) exp(kappa mu.z) is a density on the unit
+    sphere."""
     nu, kappa, log, _ = _log_series(_check_dim(dim) / 2 - 1, kappa)
     area = log_sphere_area(dim).view(nu.shape).to(kappa)
     return -(area + log)
@@ -377,7 +447,8 @@ def log_peak(
     dim: int | Tensor,  # D, at least 2, broadcast against kappa
     kappa: Tensor | float,  # concentration in [0, inf]
 ) -> Tensor:
-    "log C_D(kappa) + kappa, the log density at the mode: it grows like log(kappa) only, and keeps its digits."
+    """log C_D(kappa) + kappa, the log density at the mode: it grows like log(kappa)
+    only, and keeps its digits."""
     nu, kappa = _checked(_check_dim(dim) / 2 - 1, kappa)
     return _Peak.apply(kappa, nu)[0] - log_sphere_area(dim).view(nu.shape).to(kappa)
 
@@ -387,6 +458,7 @@ def mean_gap(
     dim: int | Tensor,  # D, at least 2, broadcast against kappa
     kappa: Tensor | float,  # concentration in [0, inf]
 ) -> Tensor:
-    "1 - A_D(kappa), how far the mean cosine stays below one, to full relative precision."
+    """1 - A_D(kappa), how far the mean cosine stays below one, to full relative
+    precision."""
     nu, kappa = _checked(_check_dim(dim) / 2 - 1, kappa)
     return _Peak.apply(kappa, nu)[1]

@@ -24,9 +24,37 @@ from pathlib import Path
 import torch
 
 import pcl
-from .experiments import EXPERIMENTS, PRESETS, RunError, UnknownName, UsageError, groups, jobs, lookup, run, run_apart
-from .images import CIFAR10, CIFAR10H, DATA, DataError, find_data, load_cifar10h, prepare_cifar10
-from .ledger import LedgerError, checkout, read, report_json, report_markdown, report_text, scoreboard, write_root
+from pcl.experiments import (
+    EXPERIMENTS,
+    PRESETS,
+    RunError,
+    UnknownName,
+    UsageError,
+    groups,
+    jobs,
+    lookup,
+    run,
+    run_apart,
+)
+from pcl.images import (
+    CIFAR10,
+    CIFAR10H,
+    DATA,
+    DataError,
+    find_data,
+    load_cifar10h,
+    prepare_cifar10,
+)
+from pcl.ledger import (
+    LedgerError,
+    checkout,
+    read,
+    report_json,
+    report_markdown,
+    report_text,
+    scoreboard,
+    write_root,
+)
 from .training import CheckpointError, Diverged
 
 # %% ../nbs/94_cli.ipynb #3a0e1fad
@@ -35,7 +63,9 @@ def list_experiments(args: argparse.Namespace) -> int:
     for e in EXPERIMENTS.values():
         print(f"{e.name}: {e.question}")
         print(f"  rows     {', '.join(e.rows)}")
-        print(f"  presets  {', '.join(e.presets)}; seeds {', '.join(map(str, e.seeds))}")
+        print(
+            f"  presets  {', '.join(e.presets)}; seeds {', '.join(map(str, e.seeds))}"
+        )
     for group, members in groups().items():
         print(f"group {group}: {', '.join(name for name, _, _ in members)}")
     return 0
@@ -46,8 +76,14 @@ def parse_seeds(text: str) -> list[int]:
     seeds: list[int] = []
     for part in text.split(","):
         low, dash, high = part.partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or (dash and int(high) < int(low)):
-            raise argparse.ArgumentTypeError(f"seeds are written as 3, as 1,2,5 or as 4-8; got {text!r}")
+        if (
+            not low.isdigit()
+            or (dash and not high.isdigit())
+            or (dash and int(high) < int(low))
+        ):
+            raise argparse.ArgumentTypeError(
+                f"seeds are written as 3, as 1,2,5 or as 4-8; got {text!r}"
+            )
         seeds += range(int(low), int(high or low) + 1)
     return seeds
 
@@ -55,7 +91,9 @@ def parse_seeds(text: str) -> list[int]:
 def parse_count(text: str) -> int:
     """Read a number of at least 1."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"a number of at least 1 is wanted, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"a number of at least 1 is wanted, got {text!r}"
+        )
     return int(text)
 
 
@@ -69,17 +107,27 @@ def run_experiments(args: argparse.Namespace) -> int:
         bar = tqdm(total=len(todo), unit="run")
     ran = 0
     alone = args.jobs == 1 and args.executor == "local"
-    results = run(todo, args.force) if alone else run_apart(todo, args.jobs, args.executor, args.force)
+    results = (
+        run(todo, args.force)
+        if alone
+        else run_apart(todo, args.jobs, args.executor, args.force)
+    )
     for job, record in results:
         ran += record is not None
         if bar is not None:
             bar.set_description(f"{job.experiment} {job.row}")
             bar.update()
         elif record is not None:
-            print(f"{job.experiment} {job.row} {job.preset} seed {job.seed}: {record.seconds:.1f} s", flush=True)
+            print(
+                f"{job.experiment} {job.row} {job.preset} seed {job.seed}: "
+                f"{record.seconds:.1f} s",
+                flush=True,
+            )
     if bar is not None:
         bar.close()
-    print(f"{ran} runs recorded in {write_root()}, {len(todo) - ran} were there already")
+    print(
+        f"{ran} runs recorded in {write_root()}, {len(todo) - ran} were there already"
+    )
     return 0
 
 # %% ../nbs/94_cli.ipynb #07630d8d
@@ -119,13 +167,22 @@ def device_name() -> str:
     """The device a run would use."""
     if torch.cuda.is_available():
         return f"cuda: {torch.cuda.get_device_name()}"
-    return "mps" if torch.backends.mps.is_available() else "cpu (no GPU found: presets smoke and cpu are meant for it)"
+    return (
+        "mps"
+        if torch.backends.mps.is_available()
+        else "cpu (no GPU found: presets smoke and cpu are meant for it)"
+    )
 
 
 def doctor(args: argparse.Namespace) -> int:
     """Print versions, device, threads, extras, data and the ledger's state."""
-    print(f"pcl {pcl.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    print(", ".join(f"{name} {installed(name)}" for name in ("torch", "numpy", "scipy")))
+    print(
+        f"pcl {pcl.__version__}, Python {platform.python_version()}, "
+        f"{platform.platform()}"
+    )
+    print(
+        ", ".join(f"{name} {installed(name)}" for name in ("torch", "numpy", "scipy"))
+    )
     print(f"device   {device_name()}")
     print(f"threads  {torch.get_num_threads()} of {os.cpu_count()} cores")
     for extra, packages in EXTRAS.items():
@@ -136,7 +193,10 @@ def doctor(args: argparse.Namespace) -> int:
     for name in DATA:
         print(f"data     {name}: {find_data(name)}")
     ledger = read()
-    print(f"ledger   {write_root()}: {len(ledger)} records, {len(ledger.problems)} files skipped")
+    print(
+        f"ledger   {write_root()}: {len(ledger)} records, {len(ledger.problems)} files "
+        "skipped"
+    )
     for problem in ledger.problems:
         print(f"         skipped {problem.path}: {problem.reason}")
     return 0
@@ -158,31 +218,41 @@ def prepare_data(args: argparse.Namespace) -> int:
 
 # %% ../nbs/94_cli.ipynb #f9235664
 def notebook_folder() -> Path:
-    """Where the chapters lie: beside the package in a checkout, inside it when installed."""
+    """Where the chapters lie: beside the package in a checkout, inside it when
+    installed."""
     root = checkout()
     return root / "nbs" if root else Path(pcl.__file__).resolve().parent / "notebooks"
 
 
 def copy_notebooks(args: argparse.Namespace) -> int:
-    """Copy the chapters into a folder, replacing nothing that is there unless asked to."""
+    """Copy the chapters into a folder, replacing nothing that is there unless asked
+    to."""
     target = Path(args.folder)
     chapters = sorted(notebook_folder().glob("*.ipynb"))
     taken = [c.name for c in chapters if (target / c.name).exists()]
     if taken and not args.force:
-        print(f"{target} already has {', '.join(taken)}; choose another folder, or replace them with --force", file=sys.stderr)
+        print(
+            f"{target} already has {', '.join(taken)}; choose another folder, or "
+            "replace them with --force",
+            file=sys.stderr,
+        )
         return 2
     target.mkdir(parents=True, exist_ok=True)
     for chapter in chapters:
         partial = target / f".{chapter.name}.part"
         shutil.copyfile(chapter, partial)
         os.replace(partial, target / chapter.name)
-    print(f"{len(chapters)} notebooks copied to {target}; start with: jupyter lab {target}")
+    print(
+        f"{len(chapters)} notebooks copied to {target}; start with: jupyter lab "
+        f"{target}"
+    )
     return 0
 
 # %% ../nbs/94_cli.ipynb #37846b3c
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Answer what goes wrong with files and options in one line instead of a traceback."""
+    """Answer what goes wrong with files and options in one line instead of a
+    traceback."""
     try:
         yield
     except (ValueError, OSError, ImportError, RuntimeError) as error:
@@ -195,11 +265,20 @@ def embed_folder(args: argparse.Namespace) -> int:
 
     with in_one_line():
         found = embed(
-            args.folder, args.out, args.model, views=args.views, weights=args.weights, size=args.size, batch_size=args.batch_size
+            args.folder,
+            args.out,
+            args.model,
+            views=args.views,
+            weights=args.weights,
+            size=args.size,
+            batch_size=args.batch_size,
         )
     for path, reason in found.broken.items():
         print(f"skipped {path}: {reason}", file=sys.stderr)
-    print(f"{len(found.paths)} images embedded by {found.backbone}, {len(found.broken)} skipped: {args.out}")
+    print(
+        f"{len(found.paths)} images embedded by {found.backbone}, {len(found.broken)} "
+        f"skipped: {args.out}"
+    )
     return 0
 
 
@@ -209,9 +288,20 @@ def train_a_head(args: argparse.Namespace) -> int:
 
     with in_one_line():
         loss = make_loss(args.loss, args.kappa_pos, args.samples)
-        options = {"hidden": args.hidden, "steps": args.steps, "batch_size": args.batch_size, "seed": args.seed}
+        options = {
+            "hidden": args.hidden,
+            "steps": args.steps,
+            "batch_size": args.batch_size,
+            "seed": args.seed,
+        }
         head = train_head_file(
-            args.features, args.out, pairs=args.pairs, dim=args.dim, loss=loss, held_out=args.held_out, **options
+            args.features,
+            args.out,
+            pairs=args.pairs,
+            dim=args.dim,
+            loss=loss,
+            held_out=args.held_out,
+            **options,
         )
     for name, value in head.card["metrics"].items():
         print(f"{name:20s} {value:.4g}")
@@ -229,9 +319,16 @@ def rank_images(args: argparse.Namespace) -> int:
         table = rank(data, load_head(args.head, data.backbone, data.features.shape[-1]))
         written = write_table(table, args.out)
     if written.suffix != Path(args.out).suffix:
-        print(f"pyarrow is not installed, so the table is written as {written}: pip install pyarrow", file=sys.stderr)
+        print(
+            f"pyarrow is not installed, so the table is written as {written}: pip "
+            "install pyarrow",
+            file=sys.stderr,
+        )
     for place in range(min(args.show, len(table["path"]))):
-        print(f"{place + 1:5d}  kappa {table['kappa'][place]:8.2f}  {table['path'][place]}")
+        print(
+            f"{place + 1:5d}  kappa {table['kappa'][place]:8.2f}  "
+            f"{table['path'][place]}"
+        )
     print(f"{len(table['path'])} images, the most ambiguous first: {written}")
     return 0
 
@@ -239,31 +336,72 @@ def rank_images(args: argparse.Namespace) -> int:
 def add_image_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """The options of the three commands."""
     parser = parsers["embed"]
-    parser.add_argument("folder", metavar="FOLDER", help="images, in one folder per class or in one flat folder")
-    parser.add_argument("--model", default="tf_efficientnet_lite0", help="any model of timm (default %(default)s)")
+    parser.add_argument(
+        "folder",
+        metavar="FOLDER",
+        help="images, in one folder per class or in one flat folder",
+    )
+    parser.add_argument(
+        "--model",
+        default="tf_efficientnet_lite0",
+        help="any model of timm (default %(default)s)",
+    )
     parser.add_argument("--out", required=True, help="a .safetensors file")
-    parser.add_argument("--views", type=int, default=0, help="augmentations per image; 2 or more to train without labels")
-    parser.add_argument("--weights", default="pretrained", help="pretrained, random, or a file (default %(default)s)")
-    parser.add_argument("--size", type=int, help="side of the images in pixels (default the model's own)")
+    parser.add_argument(
+        "--views",
+        type=int,
+        default=0,
+        help="augmentations per image; 2 or more to train without labels",
+    )
+    parser.add_argument(
+        "--weights",
+        default="pretrained",
+        help="pretrained, random, or a file (default %(default)s)",
+    )
+    parser.add_argument(
+        "--size",
+        type=int,
+        help="side of the images in pixels (default the model's own)",
+    )
     parser.add_argument("--batch-size", type=int, default=32)
     parser = parsers["train-head"]
     parser.add_argument("features", metavar="FILE", help="what `pcl embed` wrote")
-    parser.add_argument("--out", required=True, help="a .safetensors file; the card goes beside it")
-    parser.add_argument("--pairs", default="labels", help="labels or views (default %(default)s)")
-    parser.add_argument("--loss", default="exact", help="exact, or mc for MCInfoNCE (default %(default)s)")
+    parser.add_argument(
+        "--out", required=True, help="a .safetensors file; the card goes beside it"
+    )
+    parser.add_argument(
+        "--pairs", default="labels", help="labels or views (default %(default)s)"
+    )
+    parser.add_argument(
+        "--loss",
+        default="exact",
+        help="exact, or mc for MCInfoNCE (default %(default)s)",
+    )
     parser.add_argument("--kappa-pos", type=float, default=20.0)
-    parser.add_argument("--samples", type=int, default=32, help="of MCInfoNCE (default %(default)s)")
+    parser.add_argument(
+        "--samples", type=int, default=32, help="of MCInfoNCE (default %(default)s)"
+    )
     parser.add_argument("--dim", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--held-out", type=float, default=0.2, help="share of images for recalibration (default %(default)s)")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.2,
+        help="share of images for recalibration (default %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser = parsers["rank"]
     parser.add_argument("features", metavar="FILE", help="what `pcl embed` wrote")
     parser.add_argument("--head", required=True, help="what `pcl train-head` wrote")
     parser.add_argument("--out", required=True, help="a .parquet or .csv file")
-    parser.add_argument("--show", type=int, default=10, help="how many of the most ambiguous to print (default %(default)s)")
+    parser.add_argument(
+        "--show",
+        type=int,
+        default=10,
+        help="how many of the most ambiguous to print (default %(default)s)",
+    )
 
 # %% ../nbs/94_cli.ipynb #e12392b2
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
@@ -285,27 +423,60 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pcl", description=about)
     parser.add_argument("--version", action="version", version=f"pcl {pcl.__version__}")
     sub = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    parsers = {name: sub.add_parser(name, help=text, description=text) for name, (_, text) in COMMANDS.items()}
-    parsers["run"].add_argument("name", metavar="NAME", help="an experiment or a group, from `pcl list`")
+    parsers = {
+        name: sub.add_parser(name, help=text, description=text)
+        for name, (_, text) in COMMANDS.items()
+    }
+    parsers["run"].add_argument(
+        "name", metavar="NAME", help="an experiment or a group, from `pcl list`"
+    )
     parsers["run"].add_argument("--row", help="only this row")
-    parsers["run"].add_argument("--preset", default="cpu", help=f"one of {', '.join(PRESETS)} (default cpu)")
-    parsers["run"].add_argument("--seeds", type=parse_seeds, help="such as 3, or 1,2,5, or 4-8 (default: the experiment's own)")
-    parsers["run"].add_argument("--jobs", type=parse_count, default=1, help="how many runs at a time (default 1)")
-    parsers["run"].add_argument("--executor", default="local", help="local processes, or slurm (default local)")
-    parsers["run"].add_argument("--force", action="store_true", help="run again what is recorded already")
-    parsers["report"].add_argument("names", metavar="NAME", nargs="*", help="only these experiments (default all)")
+    parsers["run"].add_argument(
+        "--preset", default="cpu", help=f"one of {', '.join(PRESETS)} (default cpu)"
+    )
+    parsers["run"].add_argument(
+        "--seeds",
+        type=parse_seeds,
+        help="such as 3, or 1,2,5, or 4-8 (default: the experiment's own)",
+    )
+    parsers["run"].add_argument(
+        "--jobs",
+        type=parse_count,
+        default=1,
+        help="how many runs at a time (default 1)",
+    )
+    parsers["run"].add_argument(
+        "--executor", default="local", help="local processes, or slurm (default local)"
+    )
+    parsers["run"].add_argument(
+        "--force", action="store_true", help="run again what is recorded already"
+    )
+    parsers["report"].add_argument(
+        "names", metavar="NAME", nargs="*", help="only these experiments (default all)"
+    )
     form = parsers["report"].add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one JSON object per row, for machines")
-    form.add_argument("--markdown", action="store_true", help="a Markdown table of what has been run")
-    parsers["data"].add_argument("name", metavar="NAME", help="cifar10h for images and human labels, cifar10 for images only")
+    form.add_argument(
+        "--json", action="store_true", help="one JSON object per row, for machines"
+    )
+    form.add_argument(
+        "--markdown", action="store_true", help="a Markdown table of what has been run"
+    )
+    parsers["data"].add_argument(
+        "name",
+        metavar="NAME",
+        help="cifar10h for images and human labels, cifar10 for images only",
+    )
     parsers["notebooks"].add_argument("folder", metavar="DIR", help="where to put them")
-    parsers["notebooks"].add_argument("--force", action="store_true", help="replace notebooks that are there already")
+    parsers["notebooks"].add_argument(
+        "--force", action="store_true", help="replace notebooks that are there already"
+    )
     add_image_options(parsers)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command `pcl`; returns the exit code, 2 for a name or an option that is not known."""
+    """The command `pcl`; returns the exit code, 2 for a name or an option that is not
+    known."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and not words[0].startswith("-") and words[0] not in COMMANDS:
@@ -322,7 +493,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("pcl: interrupted; what is recorded stays, and the same command continues from there", file=sys.stderr)
+        print(
+            "pcl: interrupted; what is recorded stays, and the same command continues "
+            "from there",
+            file=sys.stderr,
+        )
         return 130
 
 # %% ../nbs/94_cli.ipynb #caef3abe

@@ -18,13 +18,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from .features import add_line, extract, fingerprint, frozen_backbone, locked, read_lines
-from .heads import INSTALL, FeaturePairs, HeadError, UncertaintyHead, save_head, train_head, write_whole
+from pcl.features import (
+    add_line,
+    extract,
+    fingerprint,
+    frozen_backbone,
+    locked,
+    read_lines,
+)
+from pcl.heads import (
+    INSTALL,
+    FeaturePairs,
+    HeadError,
+    UncertaintyHead,
+    save_head,
+    train_head,
+    write_whole,
+)
 from .ledger import versions
 from .losses import ContrastiveLoss, ExactInfoNCE, MCInfoNCE
 from .training import step_seed
@@ -51,21 +66,33 @@ class Listing:
 def find_images(
     folder: str | Path,  # of one folder per class, or of images
 ) -> Listing:
-    """List the images of a folder in torchvision's ImageFolder layout, or of a flat one."""
+    """List the images of a folder in torchvision's ImageFolder layout, or of a flat
+    one."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise ValueError(f"folder {folder} does not exist, or is a file: name a folder of images")
-    found = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+        raise ValueError(
+            f"folder {folder} does not exist, or is a file: name a folder of images"
+        )
+    found = sorted(
+        p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()
+    )
     if not found:
         raise ValueError(f"folder {folder} holds no images ({', '.join(SUFFIXES)})")
     parts = [p.relative_to(folder).parts for p in found]
     paths = ["/".join(part) for part in parts]
     if all(len(part) == 1 for part in parts):
         return Listing(folder, paths, None, [])
-    if loose := [path for path, part in zip(paths, parts, strict=True) if len(part) == 1]:
-        raise ValueError(f"folder {folder} has class folders and {len(loose)} loose images, such as {loose[0]}: move them")
+    if loose := [
+        path for path, part in zip(paths, parts, strict=True) if len(part) == 1
+    ]:
+        raise ValueError(
+            f"folder {folder} has class folders and {len(loose)} loose images, such as "
+            f"{loose[0]}: move them"
+        )
     classes = sorted({part[0] for part in parts})
-    return Listing(folder, paths, torch.tensor([classes.index(part[0]) for part in parts]), classes)
+    return Listing(
+        folder, paths, torch.tensor([classes.index(part[0]) for part in parts]), classes
+    )
 
 # %% ../nbs/53_your_own_data.ipynb #a3efdcf7
 DEFAULT_MODEL = "tf_efficientnet_lite0"
@@ -78,7 +105,9 @@ class TimmBackbone:
     name: str  # with a fingerprint of the weights
     model: nn.Module
     plain: Callable[[Any], Tensor]  # from a PIL image to what the model takes
-    augment: Callable[[Any], Tensor]  # the same, with a random crop, flip and change of colour
+    augment: Callable[
+        [Any], Tensor
+    ]  # the same, with a random crop, flip and change of colour
     version: str = ""  # of timm
 
 # %% ../nbs/53_your_own_data.ipynb #d91e3831
@@ -93,19 +122,33 @@ def timm_backbone(
         import timm
         from timm.data import create_transform, resolve_model_data_config
     except ImportError as error:
-        raise ImportError("backbones need timm: pip install 'probabilistic-contrastive-learning[images]'") from error
+        raise ImportError(
+            "backbones need timm: pip install "
+            "'probabilistic-contrastive-learning[images]'"
+        ) from error
     if not timm.is_model(name):
         near = difflib.get_close_matches(name, timm.list_models(), 3)
-        raise ValueError(f"timm has no model {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+        raise ValueError(
+            f"timm has no model {name!r}"
+            + (f"; did you mean {', '.join(near)}?" if near else "")
+        )
     if size is not None and size < 1:
         raise ValueError(f"size must be 1 pixel or more, got {size}")
     model = _with_weights(name, weights, timm.create_model).eval().requires_grad_(False)
     config = resolve_model_data_config(model)
     if size is not None:
         config["input_size"] = (3, size, size)
-    looks = {"input_size": config["input_size"], "mean": config["mean"], "std": config["std"]}
-    augment = create_transform(**looks, is_training=True, scale=(0.25, 1.0), hflip=0.5, color_jitter=0.4)
-    plain = create_transform(**looks, interpolation=config["interpolation"], crop_pct=config["crop_pct"])
+    looks = {
+        "input_size": config["input_size"],
+        "mean": config["mean"],
+        "std": config["std"],
+    }
+    augment = create_transform(
+        **looks, is_training=True, scale=(0.25, 1.0), hflip=0.5, color_jitter=0.4
+    )
+    plain = create_transform(
+        **looks, interpolation=config["interpolation"], crop_pct=config["crop_pct"]
+    )
     title = f"{name}@{config['input_size'][1]}px#{fingerprint(model)[:12]}"
     return TimmBackbone(title, model, plain, augment, timm.__version__)
 
@@ -117,9 +160,14 @@ def _with_weights(name: str, weights: str, create: Callable[..., Any]) -> Any:
     if weights == "pretrained":
         try:
             return create(name, pretrained=True, num_classes=0)
-        except Exception as error:  # no network, no such weights, a hub that answers with a page
+        except (
+            Exception
+        ) as error:  # no network, no such weights, a hub that answers with a page
             said = textwrap.shorten(str(error), 160)
-            raise ValueError(f"no weights of {name} to be had ({said}): name a file, or use {DEFAULT_MODEL}") from error
+            raise ValueError(
+                f"no weights of {name} to be had ({said}): name a file, or use "
+                f"{DEFAULT_MODEL}"
+            ) from error
     with torch.random.fork_rng([]):
         torch.manual_seed(0)  # random weights are the same ones every time
         model = create(name, pretrained=False)
@@ -130,25 +178,37 @@ def _with_weights(name: str, weights: str, create: Callable[..., Any]) -> Any:
 
 
 def _load_weights(model: nn.Module, name: str, path: Path) -> None:
-    """Give a model the state dict in a file, without running what may be hidden there."""
+    """Give a model the state dict in a file, without running what may be hidden
+    there."""
     if not path.is_file():
-        raise ValueError(f"weights {path} is no file; besides files there are 'pretrained' and 'random'")
+        raise ValueError(
+            f"weights {path} is no file; besides files there are 'pretrained' and "
+            "'random'"
+        )
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load
 
             model.load_state_dict(load(path.read_bytes()))
         else:
-            model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # a foreign file shows as whatever error its reader happens to trip over
+            model.load_state_dict(
+                torch.load(path, map_location="cpu", weights_only=True)
+            )
+    except Exception as error:
+        # a foreign file shows as whatever error its reader happens to trip over
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 160)
-        if isinstance(error, UnpicklingError):  # whose own text advises to trust the file
+        if isinstance(
+            error, UnpicklingError
+        ):  # whose own text advises to trust the file
             reason = "it is damaged, or holds more than tensors and could run code"
-        raise ValueError(f"weights {path} cannot be read as a state dict of {name}: {reason}") from error
+        raise ValueError(
+            f"weights {path} cannot be read as a state dict of {name}: {reason}"
+        ) from error
 
 # %% ../nbs/53_your_own_data.ipynb #88a1eb6a
 class FolderImages:
-    """Decodes the images of a folder on demand; those it cannot read become zeros, and are noted in a file."""
+    """Decodes the images of a folder on demand; those it cannot read become zeros, and
+    are noted in a file."""
 
     def __init__(
         self,
@@ -156,9 +216,16 @@ class FolderImages:
         transform: Callable[[Any], Tensor],
         shape: tuple[int, ...],  # of a transformed image
         log: Path,  # where unreadable images are noted
-        seed: int | None = None,  # of a random transform; None for one that is not random
+        seed: int
+        | None = None,  # of a random transform; None for one that is not random
     ):
-        self.listing, self.transform, self.shape, self.log, self.seed = listing, transform, shape, log, seed
+        self.listing, self.transform, self.shape, self.log, self.seed = (
+            listing,
+            transform,
+            shape,
+            log,
+            seed,
+        )
 
     def __len__(self) -> int:
         return len(self.listing.paths)
@@ -173,18 +240,25 @@ class FolderImages:
             if self.seed is None:
                 return self.transform(image)
             return self._augmented(image, i)
-        except Exception as error:  # damage shows as whatever error the decoder happens to trip over
-            # If this line is cut off, its chunk is not done either, and the image is read again.
-            add_line(self.log, {"path": path, "reason": f"{type(error).__name__}: {error}"})
+        except (
+            Exception
+        ) as error:  # damage shows as whatever error the decoder happens to trip over
+            # If this line is cut off, its chunk is not done either, and the image is
+            # read again.
+            add_line(
+                self.log, {"path": path, "reason": f"{type(error).__name__}: {error}"}
+            )
             return torch.zeros(self.shape)
 
     def _augmented(self, image: Any, i: int) -> Tensor:
-        """A random view that depends on the seed and the image's number alone, so that a resumed run draws it again."""
+        """A random view that depends on the seed and the image's number alone, so that
+        a resumed run draws it again."""
         import random
 
         import numpy as np
 
-        states = random.getstate(), np.random.get_state()  # noqa: NPY002  timm draws from the global generators
+        # timm draws from the global generators.
+        states = random.getstate(), np.random.get_state()  # noqa: NPY002
         with torch.random.fork_rng([]):
             key = step_seed("view", self.seed or 0, i) % 2**32
             random.seed(key)
@@ -201,7 +275,8 @@ class FolderImages:
 class Embedded:
     """Features of the readable images of a folder."""
 
-    features: Tensor  # (n, 1 + views, features): the plain image first, then its augmentations
+    # (n, 1 + views, features): the plain image first, then its augmentations
+    features: Tensor
     paths: list[str]
     labels: Tensor | None  # (n,)
     classes: list[str]
@@ -217,11 +292,16 @@ class Embedded:
         text = {"paths": self.paths, "classes": self.classes, "broken": self.broken}
         text |= {"source": self.source, "timm": self.timm}
         tensors = {"features": self.features.contiguous()}
-        # As a tensor: the header of a safetensors file is too small for the paths of a large folder.
-        tensors["text"] = torch.tensor(list(json.dumps(text).encode()), dtype=torch.uint8)
+        # As a tensor: the header of a safetensors file is too small for the paths of a
+        # large folder.
+        tensors["text"] = torch.tensor(
+            list(json.dumps(text).encode()), dtype=torch.uint8
+        )
         if self.labels is not None:
             tensors["labels"] = self.labels
-        write_whole(Path(path), save(tensors, {"format": _FEATURES, "backbone": self.backbone}))
+        write_whole(
+            Path(path), save(tensors, {"format": _FEATURES, "backbone": self.backbone})
+        )
 
 
 _FEATURES = "pcl.features 1"
@@ -236,19 +316,44 @@ def load_features(
     except ImportError as error:
         raise ImportError(f"reading features needs safetensors: {INSTALL}") from error
     if Path(path).is_dir():
-        raise ValueError(f"{path} is a folder: `pcl embed {path} --out FILE.safetensors` makes a file of its features")
+        raise ValueError(
+            f"{path} is a folder: `pcl embed {path} --out FILE.safetensors` makes a "
+            "file of its features"
+        )
     if not Path(path).is_file():
-        raise ValueError(f"{path} does not exist: `pcl embed FOLDER --out {path}` makes it")
+        raise ValueError(
+            f"{path} does not exist: `pcl embed FOLDER --out {path}` makes it"
+        )
     try:
         with safe_open(str(path), "pt") as file:
-            about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
+            about, tensors = (
+                file.metadata() or {},
+                {name: file.get_tensor(name) for name in file.keys()},
+            )
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a safetensors file, or it is damaged ({error}): embed the folder again") from error
+        raise ValueError(
+            f"{path} is not a safetensors file, or it is damaged ({error}): embed the "
+            "folder again"
+        ) from error
     if about.get("format") != _FEATURES or "text" not in tensors:
-        raise ValueError(f"{path} has format {about.get('format')!r}, not {_FEATURES!r}: it was not made by `pcl embed`")
+        raise ValueError(
+            f"{path} has format {about.get('format')!r}, not {_FEATURES!r}: it was not "
+            "made by `pcl embed`"
+        )
     text = json.loads(bytes(tensors["text"].tolist()))
-    made = about["backbone"], text["broken"], text.get("source", ""), text.get("timm", "")  # older files lack two
-    return Embedded(tensors["features"], text["paths"], tensors.get("labels"), text["classes"], *made)
+    made = (
+        about["backbone"],
+        text["broken"],
+        text.get("source", ""),
+        text.get("timm", ""),
+    )  # older files lack two
+    return Embedded(
+        tensors["features"],
+        text["paths"],
+        tensors.get("labels"),
+        text["classes"],
+        *made,
+    )
 
 # %% ../nbs/53_your_own_data.ipynb #30520684
 def embed(
@@ -256,43 +361,64 @@ def embed(
     out: str | Path,  # ends in .safetensors
     model: str | TimmBackbone = DEFAULT_MODEL,
     *,
-    views: int = 0,  # augmentations of each image besides the plain one; two or more to train without labels
+    # augmentations of each image besides the plain one; two or more to train without
+    # labels
+    views: int = 0,
     weights: str = "pretrained",  # or "random", or a file with a state dict
     size: int | None = None,  # side of the images in pixels; default the model's own
     batch_size: int = 32,
 ) -> Embedded:
-    """Features of a folder of images, resumable; images that cannot be read are reported and left out."""
+    """Features of a folder of images, resumable; images that cannot be read are
+    reported and left out."""
     out = Path(out)
     if out.suffix != ".safetensors" or views < 0 or batch_size < 1:
-        wanted = "out must end in .safetensors, views be 0 or more and batch_size 1 or more"
+        wanted = (
+            "out must end in .safetensors, views be 0 or more and batch_size 1 or more"
+        )
         raise ValueError(f"{wanted}; got {out}, {views} and {batch_size}")
     listing = find_images(folder)
     net = timm_backbone(model, weights, size) if isinstance(model, str) else model
     parts = out.with_name(f".{out.name}.parts")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with locked(out.with_name(f".{out.name}.lock")):  # whoever is done first removes the parts of both
+    with locked(
+        out.with_name(f".{out.name}.lock")
+    ):  # whoever is done first removes the parts of both
         result = _embed_parts(listing, net, parts, views, batch_size)
         if result.paths:
             result.save(out)
         shutil.rmtree(parts, ignore_errors=True)
     if not result.paths:
         first = next(iter(result.broken.items()))
-        raise ValueError(f"none of {len(listing.paths)} images of {folder} can be read; the first: {first}")
+        raise ValueError(
+            f"none of {len(listing.paths)} images of {folder} can be read; the first: "
+            f"{first}"
+        )
     return result
 
 
-def _embed_parts(listing: Listing, net: TimmBackbone, parts: Path, views: int, batch_size: int) -> Embedded:
-    """Features of every view, each in a cache among the parts, without the images that could not be read."""
+def _embed_parts(
+    listing: Listing, net: TimmBackbone, parts: Path, views: int, batch_size: int
+) -> Embedded:
+    """Features of every view, each in a cache among the parts, without the images that
+    could not be read."""
     parts.mkdir(parents=True, exist_ok=True)
     stats = tuple((path, *_stamp(listing.folder / path)) for path in listing.paths)
     key = fingerprint(stats, repr(net.plain), repr(net.augment))
     log = parts / f"broken-{key}.jsonl"
     columns, shape = [], _image_shape(net.plain)
     for view in range(views + 1):
-        images = FolderImages(listing, net.augment if view else net.plain, shape, log, view or None)
+        images = FolderImages(
+            listing, net.augment if view else net.plain, shape, log, view or None
+        )
         label = f"view-{view}" if view else "images"
         array = extract(
-            net.model, images, parts, label=label, key=f"{key} {view}", batch_size=batch_size, chunk=4 * batch_size  # type: ignore[arg-type]
+            net.model,
+            cast(Sequence[Any], images),
+            parts,
+            label=label,
+            key=f"{key} {view}",
+            batch_size=batch_size,
+            chunk=4 * batch_size,
         )
         columns.append(torch.from_numpy(array.copy()))
     broken = {note["path"]: note["reason"] for note in read_lines(log)}
@@ -300,7 +426,16 @@ def _embed_parts(listing: Listing, net: TimmBackbone, parts: Path, views: int, b
     labels = None if listing.labels is None else listing.labels[good]
     paths = [listing.paths[i] for i in good]
     name = listing.folder.resolve().name
-    return Embedded(torch.stack(columns, 1)[good], paths, labels, listing.classes, net.name, broken, name, net.version)
+    return Embedded(
+        torch.stack(columns, 1)[good],
+        paths,
+        labels,
+        listing.classes,
+        net.name,
+        broken,
+        name,
+        net.version,
+    )
 
 # %% ../nbs/53_your_own_data.ipynb #398bfe54
 def _stamp(path: Path) -> tuple[int, int]:
@@ -323,7 +458,9 @@ def make_loss(
     """A loss by its short name."""
     if name not in ("exact", "mc"):
         raise ValueError(f"loss must be exact or mc, got {name!r}")
-    return ExactInfoNCE(kappa_pos) if name == "exact" else MCInfoNCE(kappa_pos, n_samples)
+    return (
+        ExactInfoNCE(kappa_pos) if name == "exact" else MCInfoNCE(kappa_pos, n_samples)
+    )
 
 # %% ../nbs/53_your_own_data.ipynb #e79ef0fd
 def train_from(
@@ -332,13 +469,18 @@ def train_from(
     dim: int = 8,
     loss: ContrastiveLoss | None = None,  # default `ExactInfoNCE(20)`
     *,
-    held_out: float = 0.2,  # share of images kept for recalibration, below 1; 0 trains on all and leaves kappa as it is
+    # share of images kept for recalibration, below 1; 0 trains on all and leaves kappa
+    # as it is
+    held_out: float = 0.2,
     seed: int = 0,
     **options: Any,  # of `train_head`
 ) -> UncertaintyHead:
     """Train a head on embedded images, recalibrated on held-out ones."""
     if not 0 <= held_out < 1:
-        raise ValueError(f"held_out must be a share of the images, 0 or more and below 1; got {held_out}")
+        raise ValueError(
+            "held_out must be a share of the images, 0 or more and below 1; got "
+            f"{held_out}"
+        )
     targets = _targets(data, pairs)
     features = data.features if pairs == "labels" else data.features[:, 1:]
     rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
@@ -347,14 +489,25 @@ def train_from(
     loss = ExactInfoNCE(20.0) if loss is None else loss
     about = f"{len(data.paths)} images in {len(data.classes) or 'no'} classes"
     targets_of = (lambda part: None) if targets is None else targets.__getitem__
-    options |= {"seed": seed, "backbone": data.backbone, "data": f"{data.source}: {about}" if data.source else about}
+    options |= {
+        "seed": seed,
+        "backbone": data.backbone,
+        "data": f"{data.source}: {about}" if data.source else about,
+    }
     # Both before training, which may take long and leaves a checkpoint.
-    held = FeaturePairs(*_paired(features[rest], targets_of(rest), "a larger held_out, or 0")) if held_out else None
+    held = (
+        FeaturePairs(
+            *_paired(features[rest], targets_of(rest), "a larger held_out, or 0")
+        )
+        if held_out
+        else None
+    )
     training = _paired(features[kept], targets_of(kept), "a smaller held_out")
     head = train_head(*training, dim, loss, **options)
     head.card["versions"] = versions() | ({"timm": data.timm} if data.timm else {})
     if held is not None:
-        _recalibrate_on(head, held, float(loss.kappa_pos), seed)  # type: ignore[arg-type]
+        kappa_pos: Any = loss.kappa_pos
+        _recalibrate_on(head, held, float(kappa_pos), seed)
     return head
 
 # %% ../nbs/53_your_own_data.ipynb #ae2ba7aa
@@ -363,35 +516,55 @@ def _targets(data: Embedded, pairs: str) -> Tensor | None:
     if pairs not in ("labels", "views"):
         raise ValueError(f"pairs must be labels or views, got {pairs!r}")
     if pairs == "labels" and data.labels is None:
-        raise ValueError("pairs='labels' needs a folder per class; embed with views=2 or more and use pairs='views'")
+        raise ValueError(
+            "pairs='labels' needs a folder per class; embed with views=2 or more and "
+            "use pairs='views'"
+        )
     if pairs == "views" and data.features.shape[1] < 3:
-        raise ValueError("pairs='views' needs two augmentations or more: embed with views=2")
+        raise ValueError(
+            "pairs='views' needs two augmentations or more: embed with views=2"
+        )
     return data.labels if pairs == "labels" else None
 
 
-def _paired(features: Tensor, labels: Tensor | None, advice: str) -> tuple[Tensor, Tensor | None]:
-    """Features and labels without images whose class has no second image here, unless views make the pairs."""
+def _paired(
+    features: Tensor, labels: Tensor | None, advice: str
+) -> tuple[Tensor, Tensor | None]:
+    """Features and labels without images whose class has no second image here, unless
+    views make the pairs."""
     if labels is None or features.shape[1] > 1:
         if len(features) < 2:
-            raise ValueError(f"{len(features)} images are too few for a part of the data: more images, or {advice}")
+            raise ValueError(
+                f"{len(features)} images are too few for a part of the data: more "
+                f"images, or {advice}"
+            )
         return features, labels
     _, inverse, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
     rows = sizes[inverse] > 1
     if not rows.any():
-        raise ValueError(f"none of {len(labels)} images has another of its class beside it: more images, or {advice}")
+        raise ValueError(
+            f"none of {len(labels)} images has another of its class beside it: more "
+            f"images, or {advice}"
+        )
     return features[rows], labels[rows]
 
 # %% ../nbs/53_your_own_data.ipynb #0b1e7633
 @torch.no_grad()
-def _recalibrate_on(head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float, seed: int) -> None:
-    """Fit the scale of kappa to pairs of held-out images, and note their score before and after."""
+def _recalibrate_on(
+    head: UncertaintyHead, pairs: FeaturePairs, kappa_pos: float, seed: int
+) -> None:
+    """Fit the scale of kappa to pairs of held-out images, and note their score before
+    and after."""
     x, x_pos, _ = pairs(1024, 0, torch.Generator().manual_seed(seed))
     q, q_pos = head(x), head(x_pos)
     recalibrate(q, q_pos, kappa_pos).apply_to(head)
     head.card["metrics"] |= {
-        "held_out_images": len(pairs.features), "held_out_nats_raw": float(pair_nats(q, q_pos, kappa_pos).mean()),
-        "held_out_nats_fitted": float(pair_nats(head(x), head(x_pos), kappa_pos).mean()),
-    }  # fmt: skip
+        "held_out_images": len(pairs.features),
+        "held_out_nats_raw": float(pair_nats(q, q_pos, kappa_pos).mean()),
+        "held_out_nats_fitted": float(
+            pair_nats(head(x), head(x_pos), kappa_pos).mean()
+        ),
+    }
 
 # %% ../nbs/53_your_own_data.ipynb #4d4da369
 def rank(
@@ -402,23 +575,36 @@ def rank(
     """Order images by their ambiguity."""
     wanted = head.card.get("backbone")
     if wanted and wanted != data.backbone:
-        raise HeadError(f"the head was trained on features of {wanted!r}, these are of {data.backbone!r}: embed with that model")
+        raise HeadError(
+            f"the head was trained on features of {wanted!r}, these are of "
+            f"{data.backbone!r}: embed with that model"
+        )
     with torch.no_grad():
         q = head(data.features[:, 0].float())
         angle = q.credible_cosine(level).clamp(-1, 1).acos() * (180 / math.pi)
     order = q.concentration.argsort(stable=True).tolist()
-    table: dict[str, list[Any]] = {"rank": list(range(1, len(order) + 1)), "path": [data.paths[i] for i in order]}
+    table: dict[str, list[Any]] = {
+        "rank": list(range(1, len(order) + 1)),
+        "path": [data.paths[i] for i in order],
+    }
     if data.labels is not None:
         names = [data.classes[c] for c in data.labels.tolist()]
         table["class"] = [names[i] for i in order]
-    table |= {"kappa": q.concentration[order].tolist(), f"cap{100 * level:g}_degrees": angle[order].tolist()}
-    return table | {f"mu_{d}": q.loc[order, d].tolist() for d in range(q.event_shape[0])}
+    table |= {
+        "kappa": q.concentration[order].tolist(),
+        f"cap{100 * level:g}_degrees": angle[order].tolist(),
+    }
+    return table | {
+        f"mu_{d}": q.loc[order, d].tolist() for d in range(q.event_shape[0])
+    }
 
 # %% ../nbs/53_your_own_data.ipynb #fe0bab3f
 def write_table(
     table: Mapping[str, Sequence[Any]],
     path: str | Path,  # ends in .parquet or .csv
-) -> Path:  # where it was written: beside it, as .csv, if Parquet is asked for and pyarrow is missing
+) -> (
+    Path
+):  # where it was written: as .csv if it should be Parquet and pyarrow is missing
     """Write columns to a file, whole or not at all."""
     path = Path(path)
     if path.suffix not in (".parquet", ".csv"):
@@ -447,8 +633,10 @@ def plot_map(
     ax: "Axes",
     q: VonMisesFisher,  # posteriors of the images, (n,)
     labels: Tensor | None = None,  # (n,), for colours
-    classes: Sequence[str] | None = None,  # names, written at the centres of their images
-    coordinates: Tensor | None = None,  # (n, 2); default the two principal axes of the directions
+    classes: Sequence[str]
+    | None = None,  # names, written at the centres of their images
+    coordinates: Tensor
+    | None = None,  # (n, 2); default the two principal axes of the directions
 ) -> Tensor:  # the coordinates
     """Draw images as points, larger and paler the less certain they are."""
     from matplotlib import colormaps
@@ -458,19 +646,27 @@ def plot_map(
         centred = mu - mu.mean(0)
         coordinates = centred @ torch.linalg.svd(centred, full_matrices=False).Vh[:2].T
     angle = q.credible_cosine(0.95).detach().double().clamp(-1, 1).acos()
-    doubt = (angle - angle.quantile(0.02)) / (angle.quantile(0.98) - angle.quantile(0.02)).clamp_min(1e-9)
+    doubt = (angle - angle.quantile(0.02)) / (
+        angle.quantile(0.98) - angle.quantile(0.02)
+    ).clamp_min(1e-9)
     doubt = doubt.clamp(0, 1)
     kinds = torch.zeros(len(mu), dtype=torch.long) if labels is None else labels
     colours = torch.as_tensor(colormaps["tab10"](kinds.numpy() % 10))
     colours[:, 3] = 0.9 - 0.75 * doubt
     order = doubt.argsort(descending=True)  # the certain ones on top
     x, y = coordinates[order].T
-    ax.scatter(x, y, s=(6 + 120 * doubt[order]).numpy(), c=colours[order].numpy(), linewidths=0)
+    ax.scatter(
+        x, y, s=(6 + 120 * doubt[order]).numpy(), c=colours[order].numpy(), linewidths=0
+    )
     for kind, name in enumerate(classes or []):
         if (kinds == kind).any():
             x0, y0 = coordinates[kinds == kind].median(0).values.tolist()
             ax.text(x0, y0, name, ha="center", va="center", weight="bold")
-    ax.set(xlabel="first principal axis of μ", ylabel="second principal axis of μ", aspect="equal")
+    ax.set(
+        xlabel="first principal axis of μ",
+        ylabel="second principal axis of μ",
+        aspect="equal",
+    )
     return coordinates
 
 # %% ../nbs/53_your_own_data.ipynb #a6f1ca70
@@ -479,7 +675,8 @@ def train_head_file(
     out: str | Path,  # of the head, ends in .safetensors
     **options: Any,  # of `train_from`
 ) -> UncertaintyHead:
-    """Train a head on a file of features and save it; stopped and started again, it continues."""
+    """Train a head on a file of features and save it; stopped and started again, it
+    continues."""
     out = Path(out)
     if out.suffix != ".safetensors":
         raise ValueError(f"out must end in .safetensors, got {out}")

@@ -25,7 +25,10 @@ def mlp(
 ) -> nn.Sequential:
     """Linear layers with leaky ReLUs between them."""
     if len(widths) < 2 or min(widths) < 1:
-        raise ValueError(f"widths must name at least the input and the output, all positive; got {list(widths)}")
+        raise ValueError(
+            "widths must name at least the input and the output, all positive; got "
+            f"{list(widths)}"
+        )
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.LeakyReLU()]
@@ -36,12 +39,14 @@ def paper_widths(
     features: int,  # of the observations
     dim: int,  # D of the latents
 ) -> list[int]:
-    """Hidden widths of the paper's encoder (appendix B.1): six hidden layers between narrower ends."""
+    """Hidden widths of the paper's encoder (appendix B.1): six hidden layers between
+    narrower ends."""
     return [features, 10 * dim, *[50 * dim] * 5, 10 * dim]
 
 # %% ../nbs/22_encoders.ipynb #c4160459
 class SphereEncoder(nn.Module):
-    """Maps observations to von Mises-Fisher posteriors, by two networks or by two heads on one."""
+    """Maps observations to von Mises-Fisher posteriors, by two networks or by two heads
+    on one."""
 
     def __init__(
         self,
@@ -58,11 +63,14 @@ class SphereEncoder(nn.Module):
         """The posterior of each observation."""
         hidden = x if self.backbone is None else self.backbone(x)
         mu, log_kappa = self.mu_net(hidden), self.kappa_net(hidden).squeeze(-1)
-        # Networks may run in half precision; a posterior needs the digits of single precision at least.
+        # Networks may run in half precision; a posterior needs the digits of single
+        # precision at least.
         wide = torch.promote_types(mu.dtype, torch.float32)
         mu = nn.functional.normalize(mu.to(wide), dim=-1)
         kappa = 1 + log_kappa.to(wide).clamp(max=self.log_cap).exp()
-        return VonMisesFisher(mu, kappa, validate_args=False)  # normalised and positive by construction
+        return VonMisesFisher(
+            mu, kappa, validate_args=False
+        )  # normalised and positive by construction
 
 
 def mlp_encoder(
@@ -75,8 +83,14 @@ def mlp_encoder(
     body = paper_widths(features, dim) if hidden is None else [features, *hidden]
     if not shared:
         return SphereEncoder(mlp([*body, dim]), mlp([*body, 1]))
-    width = body[-1]  # kappa is "a 3-layer MLP attached after" the embedder (appendix B.8)
-    return SphereEncoder(nn.Linear(width, dim), mlp([width, width, width, 1]), nn.Sequential(mlp(body), nn.LeakyReLU()))
+    width = body[
+        -1
+    ]  # kappa is "a 3-layer MLP attached after" the embedder (appendix B.8)
+    return SphereEncoder(
+        nn.Linear(width, dim),
+        mlp([width, width, width, 1]),
+        nn.Sequential(mlp(body), nn.LeakyReLU()),
+    )
 
 # %% ../nbs/22_encoders.ipynb #e33794be
 @torch.no_grad()
@@ -88,7 +102,10 @@ def set_kappa_range(
 ) -> None:
     """Rescale the kappa head so that its values on `x` span exactly [low, high]."""
     if not 1 < low < high < math.inf:
-        raise ValueError(f"low and high must satisfy 1 < low < high < inf, because kappa = 1 + exp(.); got {low} and {high}")
+        raise ValueError(
+            "low and high must satisfy 1 < low < high < inf, because kappa = 1 + "
+            f"exp(.); got {low} and {high}"
+        )
     last = [m for m in encoder.kappa_net.modules() if isinstance(m, nn.Linear)][-1]
     out = encoder.kappa_net(x if encoder.backbone is None else encoder.backbone(x))
     start, width = math.log(low - 1), math.log(high - 1) - math.log(low - 1)
@@ -99,7 +116,8 @@ def set_kappa_range(
 
 # %% ../nbs/42_image_encoders.ipynb #5cd7c6a5
 class NormEncoder(nn.Module):
-    """Maps observations to von Mises-Fisher posteriors: direction and length of one output are mean and concentration."""
+    """Maps observations to von Mises-Fisher posteriors: direction and length of one
+    output are mean and concentration."""
 
     def __init__(
         self,
@@ -112,9 +130,13 @@ class NormEncoder(nn.Module):
     def forward(self, x: Tensor) -> VonMisesFisher:
         """The posterior of each observation."""
         out = self.net(x)
-        out = out.to(torch.promote_types(out.dtype, torch.float32))  # a posterior needs the digits of single precision
+        out = out.to(
+            torch.promote_types(out.dtype, torch.float32)
+        )  # a posterior needs the digits of single precision
         kappa = out.norm(dim=-1).clamp(torch.finfo(out.dtype).tiny, self.kappa_max)
-        return VonMisesFisher(nn.functional.normalize(out, dim=-1), kappa, validate_args=False)
+        return VonMisesFisher(
+            nn.functional.normalize(out, dim=-1), kappa, validate_args=False
+        )
 
 
 @torch.no_grad()
@@ -123,10 +145,16 @@ def set_median_kappa(
     x: Tensor,  # typical observations, a hundred or so
     kappa: float,  # the median of their concentrations afterwards
 ) -> None:
-    """Stretch the last linear layer so that training starts where the loss is not flat."""
-    layers = [module for module in encoder.net.modules() if isinstance(module, nn.Linear)]
+    """Stretch the last linear layer so that training starts where the loss is not
+    flat."""
+    layers = [
+        module for module in encoder.net.modules() if isinstance(module, nn.Linear)
+    ]
     if not layers or kappa <= 0:
-        raise ValueError(f"encoder must end in a linear layer and kappa be positive; got {len(layers)} layers and {kappa}")
+        raise ValueError(
+            "encoder must end in a linear layer and kappa be positive; got "
+            f"{len(layers)} layers and {kappa}"
+        )
     training = encoder.training
     encoder.eval()
     factor = kappa / encoder(x).concentration.median()
@@ -148,7 +176,11 @@ def without_classifier(
         if isinstance(layer, nn.Linear):
             setattr(model, name, nn.Identity())
             return model
-        if isinstance(layer, nn.Sequential) and len(layer) and isinstance(layer[-1], nn.Linear):
+        if (
+            isinstance(layer, nn.Sequential)
+            and len(layer)
+            and isinstance(layer[-1], nn.Linear)
+        ):
             layer[-1] = nn.Identity()
             return model
     return model
@@ -162,31 +194,52 @@ def _features(model: nn.Module, example: Tensor) -> tuple[nn.Module, int]:
             out = model.eval()(example)
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
         shape = tuple(example.shape)
-        raise ValueError(f"model does not take an input of shape {shape}: give one as example ({error})") from error
+        raise ValueError(
+            f"model does not take an input of shape {shape}: give one as example "
+            f"({error})"
+        ) from error
     finally:
         model.train(training)
     if not isinstance(out, Tensor) or out.ndim not in (2, 4):
-        raise ValueError(f"model must return features (n, f) or maps (n, f, h, w), got {getattr(out, 'shape', type(out))}")
-    pooled = model if out.ndim == 2 else nn.Sequential(model, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        raise ValueError(
+            "model must return features (n, f) or maps (n, f, h, w), got "
+            f"{getattr(out, 'shape', type(out))}"
+        )
+    pooled = (
+        model
+        if out.ndim == 2
+        else nn.Sequential(model, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    )
     return pooled, out.shape[1]
 
 
 def probabilistic(
-    model: nn.Module,  # of timm, of torchvision or your own; a classifier loses its last layer
+    # of timm, of torchvision or your own; a classifier loses its last layer
+    model: nn.Module,
     dim: int,  # D of the latents
-    kappa: Literal["norm", "head"] = "norm",  # length of the output, or an output of its own
-    example: Tensor | None = None,  # one input, to learn the number of features from; default a black image
+    kappa: Literal[
+        "norm", "head"
+    ] = "norm",  # length of the output, or an output of its own
+    example: Tensor
+    # one input, to learn the number of features from; default a black image
+    | None = None,
 ) -> NormEncoder | SphereEncoder:
-    """Turn a network into an encoder that returns a `VonMisesFisher`; its weights are kept, and trained on."""
+    """Turn a network into an encoder that returns a `VonMisesFisher`; its weights are
+    kept, and trained on."""
     if dim < 2 or kappa not in ("norm", "head"):
-        raise ValueError(f"dim must be at least 2 and kappa 'norm' or 'head', got {dim} and {kappa!r}")
+        raise ValueError(
+            f"dim must be at least 2 and kappa 'norm' or 'head', got {dim} and "
+            f"{kappa!r}"
+        )
     if example is None:
         config: Any = getattr(model, "pretrained_cfg", None) or {}
         example = torch.zeros(1, *config.get("input_size", (3, 64, 64)))
     first = next(model.parameters(), torch.zeros(()))
     backbone, features = _features(without_classifier(model), example.to(first.device))
     if kappa == "norm":
-        return NormEncoder(nn.Sequential(backbone, nn.Linear(features, dim, device=first.device)))
+        return NormEncoder(
+            nn.Sequential(backbone, nn.Linear(features, dim, device=first.device))
+        )
     mu_net, kappa_net = (nn.Linear(features, n, device=first.device) for n in (dim, 1))
     return SphereEncoder(mu_net, kappa_net, backbone)
 
@@ -202,7 +255,9 @@ class ResidualBlock(nn.Module):
         self.bn2 = nn.BatchNorm2d(after)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Feature maps to feature maps."""
@@ -211,29 +266,44 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualNet(nn.Module):
-    """A residual network for images of 32 pixels, given as bytes or as normalised floats."""
+    """A residual network for images of 32 pixels, given as bytes or as normalised
+    floats."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(
         self,
-        widths: Sequence[int],  # channels of the stages; each but the first halves the image
+        widths: Sequence[
+            int
+        ],  # channels of the stages; each but the first halves the image
         blocks: int,  # per stage
         classes: int = 10,  # 0 for features
     ):
         super().__init__()
         self.num_features = widths[-1]
-        for name, values in (("mean", (0.4914, 0.4822, 0.4465)), ("std", (0.2470, 0.2435, 0.2616))):
-            self.register_buffer(name, 255 * torch.tensor(values).view(3, 1, 1), persistent=False)
-        self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU())
+        for name, values in (
+            ("mean", (0.4914, 0.4822, 0.4465)),
+            ("std", (0.2470, 0.2435, 0.2616)),
+        ):
+            self.register_buffer(
+                name, 255 * torch.tensor(values).view(3, 1, 1), persistent=False
+            )
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, widths[0], 3, 1, 1, bias=False),
+            nn.BatchNorm2d(widths[0]),
+            nn.ReLU(),
+        )
         stages: list[nn.Module] = []
         before = widths[0]
         for i, width in enumerate(widths):
             for k in range(blocks):
                 stages.append(ResidualBlock(before, width, 2 if i and not k else 1))
                 before = width
-        self.stages, self.pool = nn.Sequential(*stages), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.stages, self.pool = (
+            nn.Sequential(*stages),
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        )
         self.reset_classifier(classes)
 
     def reset_classifier(self, classes: int) -> None:
@@ -286,8 +356,13 @@ def load_weights(
         net.load_state_dict(content.pop("net"))
     except FileNotFoundError:
         raise
-    except Exception as error:  # damage shows as whatever error the decoder happens to trip over
-        raise ValueError(f"{path} is damaged, or of another network; delete it to train anew ({error})") from error
+    except (
+        Exception
+    ) as error:  # damage shows as whatever error the decoder happens to trip over
+        raise ValueError(
+            f"{path} is damaged, or of another network; delete it to train anew "
+            f"({error})"
+        ) from error
     return content
 
 
@@ -295,15 +370,21 @@ def augment(
     images: Tensor,  # (n, 3, side, side)
     generator: torch.Generator,
 ) -> Tensor:
-    """Mirror half of the images, chosen at random, and shift all by up to four pixels."""
+    """Mirror half of the images, chosen at random, and shift all by up to four
+    pixels."""
     n, side = len(images), images.shape[-1]
     mirror = torch.rand(n, 1, 1, generator=generator) < 0.5
     down, across = torch.randint(9, (2, n, 1), generator=generator)
     rows, columns = (torch.arange(side) + shift for shift in (down, across))
     columns = torch.where(mirror[:, 0], columns.flip(-1), columns)
-    padded = nn.functional.pad(images.float(), (4, 4, 4, 4), mode="reflect").to(images.dtype)
-    picked = padded[torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    # Not channels last, as the lookup leaves it: without AVX-512, torch 2.13 then corrupts memory in convolutions of 4 channels.
+    padded = nn.functional.pad(images.float(), (4, 4, 4, 4), mode="reflect").to(
+        images.dtype
+    )
+    picked = padded[
+        torch.arange(n)[:, None, None], :, rows[:, :, None], columns[:, None, :]
+    ]
+    # Not channels last, as the lookup leaves it: without AVX-512, torch 2.13 then
+    # corrupts memory in convolutions of 4 channels.
     return picked.permute(0, 3, 1, 2).contiguous()
 
 
@@ -314,14 +395,21 @@ def pretrain_classifier(
     batch_size: int = 128,
     rate: float = 0.1,  # the highest, a third of the way
     seed: int = 0,
-    path: str | Path | None = None,  # kept up to date after every epoch; a run found there is continued
+    path: str
+    | Path
+    | None = None,  # kept up to date after every epoch; a run found there is continued
 ) -> list[float]:  # mean loss of every epoch
     """Train a classifier, on the device the network is on."""
     if epochs < 1 or not 1 <= batch_size <= len(data.labels):
-        raise ValueError(f"epochs must be at least 1 and batch_size in [1, {len(data.labels)}], got {epochs} and {batch_size}")
+        raise ValueError(
+            f"epochs must be at least 1 and batch_size in [1, {len(data.labels)}], got "
+            f"{epochs} and {batch_size}"
+        )
     device = next(net.parameters()).device
     steps = len(data.labels) // batch_size
-    optimizer = torch.optim.SGD(net.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(
+        net.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
     file, losses = None if path is None else Path(path), list[float]()
     if file is not None and file.exists():
         found = load_weights(file, net)
@@ -330,13 +418,20 @@ def pretrain_classifier(
     bar = progress(epochs * steps, "pretraining", "step", len(losses) * steps)
     for epoch in range(len(losses), epochs):
         generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
-        order = torch.randperm(len(data.labels), generator=generator)[: steps * batch_size].view(steps, batch_size)
+        order = torch.randperm(len(data.labels), generator=generator)[
+            : steps * batch_size
+        ].view(steps, batch_size)
         net.train()
         total = torch.zeros((), device=device)
         for step, picked in enumerate(order):
             done = (epoch + step / steps) / epochs
-            optimizer.param_groups[0]["lr"] = rate * min(3 * done + 0.01, 1.5 * (1 - done), 1.0)
-            x, labels = augment(data.images[picked], generator).to(device), data.labels[picked].to(device)
+            optimizer.param_groups[0]["lr"] = rate * min(
+                3 * done + 0.01, 1.5 * (1 - done), 1.0
+            )
+            x, labels = (
+                augment(data.images[picked], generator).to(device),
+                data.labels[picked].to(device),
+            )
             loss = nn.functional.cross_entropy(net(x), labels)
             optimizer.zero_grad()
             loss.backward()
@@ -345,7 +440,14 @@ def pretrain_classifier(
             bar.update(1)
         losses.append(total.item() / steps)
         if file is not None:
-            save_weights({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, file)
+            save_weights(
+                {
+                    "net": net.state_dict(),
+                    "optimizer": optimizer.state_dict(),
+                    "losses": losses,
+                },
+                file,
+            )
     bar.close()
     net.eval()
     return losses

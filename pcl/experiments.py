@@ -26,23 +26,70 @@ import torch
 from torch import Tensor, nn
 
 from .bessel import bessel_ratio, log_normalizer, log_sphere_area
-from .encoders import NormEncoder, SphereEncoder, load_weights, mlp_encoder, pretrain_classifier, probabilistic, resnet18_small
+from pcl.encoders import (
+    NormEncoder,
+    SphereEncoder,
+    load_weights,
+    mlp_encoder,
+    pretrain_classifier,
+    probabilistic,
+    resnet18_small,
+)
 from .encoders import save_weights, set_kappa_range, set_median_kappa, small_resnet
 from .features import View, fingerprint, frozen_backbone, view, view_features
-from .generative import Pairs, PaperProcess, UniformProcess, published_coefficients, share_negatives
-from .images import Fold, HumanLabels, ImageSet, PairSampler, Split, cache_folder, crop, crop_sizes, folds
+from pcl.generative import (
+    Pairs,
+    PaperProcess,
+    UniformProcess,
+    published_coefficients,
+    share_negatives,
+)
+from pcl.images import (
+    Fold,
+    HumanLabels,
+    ImageSet,
+    PairSampler,
+    Split,
+    cache_folder,
+    crop,
+    crop_sizes,
+    folds,
+)
 from .images import generated_images, load_cifar10, load_cifar10h
 from .kernels import _clenshaw, _coefficients, harmonic_counts, log_marginal
 from .ledger import Record, latest, read, revision, write
 from .losses import ELK, HIB, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE
-from .metrics import entropy_correlation, hits_at_k, mae, mean_abs_cosine, nearest, pair_cosines, r_auroc, rejection_area
+from pcl.metrics import (
+    entropy_correlation,
+    hits_at_k,
+    mae,
+    mean_abs_cosine,
+    nearest,
+    pair_cosines,
+    r_auroc,
+    rejection_area,
+)
 from .metrics import rejection_curve, rmse, spearman
 from .retrieval import CredibleRetriever, safe_retrieval
-from .training import INSTALL, Config, Draw, Run, check_config, find_device, fit, read_checkpoint, write_checkpoint
+from pcl.training import (
+    INSTALL,
+    Config,
+    Draw,
+    Run,
+    check_config,
+    find_device,
+    fit,
+    read_checkpoint,
+    write_checkpoint,
+)
 from .vmf import VonMisesFisher, published_cosine, published_sample
 
 # %% ../nbs/30_experiments.ipynb #4e7d0dbc
-PRESETS = ("smoke", "cpu", "paper")  # for tests; for the recorded results; for a GPU and the paper's own sizes
+PRESETS = (
+    "smoke",
+    "cpu",
+    "paper",
+)  # for tests; for the recorded results; for a GPU and the paper's own sizes
 
 
 @dataclass(frozen=True)
@@ -50,7 +97,9 @@ class Outcome:
     """What one run measured."""
 
     metrics: Mapping[str, float]
-    exact: Mapping[str, float] = field(default_factory=dict)  # the true values of some metrics, where they are known
+    exact: Mapping[str, float] = field(
+        default_factory=dict
+    )  # the true values of some metrics, where they are known
     curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
     seconds: float = 0.0  # of training, over all sittings
 
@@ -61,7 +110,9 @@ class Experiment:
 
     name: str
     question: str
-    measure: Callable[..., Outcome]  # configuration and seed in, outcome out; and a checkpoint's path if it trains
+    measure: Callable[
+        ..., Outcome
+    ]  # configuration and seed in, outcome out; and a checkpoint's path if it trains
     rows: Mapping[str, Mapping[str, Any]]
     presets: Mapping[str, Mapping[str, Any]]
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -73,10 +124,14 @@ EXPERIMENTS: dict[str, Experiment] = {}
 
 
 def register(experiment: Experiment) -> None:
-    """Make an experiment known by its name; to register the same one again is allowed, another of that name is not."""
+    """Make an experiment known by its name; to register the same one again is allowed,
+    another of that name is not."""
     known = EXPERIMENTS.get(experiment.name)
     if known and replace(experiment, measure=known.measure) != known:
-        raise ValueError(f"an experiment called {experiment.name!r} exists already, with other rows; choose another name")
+        raise ValueError(
+            f"an experiment called {experiment.name!r} exists already, with other "
+            "rows; choose another name"
+        )
     EXPERIMENTS[experiment.name] = experiment
 
 # %% ../nbs/30_experiments.ipynb #c0a54e68
@@ -95,7 +150,11 @@ class UnknownName(UsageError):
     ):
         known = list(known)
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known) or 'none'}"
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"known are {', '.join(known) or 'none'}"
+        )
         super().__init__(f"unknown {kind} {name!r}: {hint}")
 
 
@@ -104,7 +163,8 @@ def lookup(
     name: str,
     known: Mapping[str, Any],
 ) -> Any:
-    """The entry called `name`, or an `UnknownName` that says which one was probably meant."""
+    """The entry called `name`, or an `UnknownName` that says which one was probably
+    meant."""
     if name not in known:
         raise UnknownName(kind, name, known)
     return known[name]
@@ -127,11 +187,15 @@ class Job:
     def config(self) -> dict[str, Any]:
         """The flat configuration: the row's numbers, with the preset's on top."""
         experiment = lookup("experiment", self.experiment, EXPERIMENTS)
-        return {**lookup("row", self.row, experiment.rows), **lookup("preset", self.preset, experiment.presets)}
+        return {
+            **lookup("row", self.row, experiment.rows),
+            **lookup("preset", self.preset, experiment.presets),
+        }
 
 
 def groups() -> dict[str, tuple[tuple[str, str | None, tuple[int, ...] | None], ...]]:
-    """What a name of several experiments stands for: experiment, row and seeds, None for all of them."""
+    """What a name of several experiments stands for: experiment, row and seeds, None
+    for all of them."""
     members = {"quick": QUICK}
     for e in EXPERIMENTS.values():
         for group in filter(None, ("all", e.group)):
@@ -148,8 +212,17 @@ def jobs(
     """Every run that a name stands for, in order."""
     several = groups()
     if row is not None and name in several:
-        raise UsageError(f"row {row!r} needs one experiment, and {name!r} is a group: name the experiment the row belongs to")
-    chosen = several.get(name) or ((lookup("experiment or group", name, {**EXPERIMENTS, **several}).name, None, None),)
+        raise UsageError(
+            f"row {row!r} needs one experiment, and {name!r} is a group: name the "
+            "experiment the row belongs to"
+        )
+    chosen = several.get(name) or (
+        (
+            lookup("experiment or group", name, {**EXPERIMENTS, **several}).name,
+            None,
+            None,
+        ),
+    )
     todo = []
     for experiment, own_row, own_seeds in chosen:
         e = EXPERIMENTS[experiment]
@@ -158,7 +231,11 @@ def jobs(
         rows = [only] if only else list(e.rows)
         for r in rows:
             lookup("row", r, e.rows)
-        todo += [Job(experiment, r, preset, s) for r in rows for s in seeds or own_seeds or e.seeds]
+        todo += [
+            Job(experiment, r, preset, s)
+            for r in rows
+            for s in seeds or own_seeds or e.seeds
+        ]
     return todo
 
 
@@ -170,12 +247,19 @@ def pending(todo: Iterable[Job], records: Iterable[Record]) -> list[Job]:
 # %% ../nbs/30_experiments.ipynb #39482422
 def checkpoint_folder() -> Path:
     """Where runs under way keep their state: a folder in the user's cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pcl" / "checkpoints"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "pcl"
+        / "checkpoints"
+    )
 
 
 def checkpoint_file(job: Job) -> Path:
     """Where a job's checkpoint lies while it runs."""
-    return checkpoint_folder() / f"{job.experiment}--{job.row}--{job.preset}--s{job.seed}.pt"
+    return (
+        checkpoint_folder()
+        / f"{job.experiment}--{job.row}--{job.preset}--s{job.seed}.pt"
+    )
 
 
 class RunError(RuntimeError):
@@ -184,10 +268,13 @@ class RunError(RuntimeError):
 
 @contextmanager
 def sole_run(path: Path) -> Iterator[None]:
-    """Hold the lock of a checkpoint, or say who else runs the job; the system frees it even if we are killed."""
+    """Hold the lock of a checkpoint, or say who else runs the job; the system frees it
+    even if we are killed."""
     try:
         import fcntl
-    except ImportError:  # no such locks on this system: two runs would only write the same checkpoint twice
+    except ImportError:
+        # no such locks on this system: two runs would only write the same checkpoint
+        # twice
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +282,10 @@ def sole_run(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise RunError(f"{path.stem} is being run by another process: wait for it, or choose other seeds") from error
+            raise RunError(
+                f"{path.stem} is being run by another process: wait for it, or choose "
+                "other seeds"
+            ) from error
         yield
 
 
@@ -203,11 +293,25 @@ def run_job(job: Job, checkpoint: Path | None = None) -> Record:
     """Run one job and return its record, unwritten."""
     config, experiment = job.config(), EXPERIMENTS[job.experiment]
     start = time.perf_counter()
-    outcome = experiment.measure(config, job.seed, checkpoint) if experiment.trains else experiment.measure(config, job.seed)
-    seconds = max(time.perf_counter() - start, outcome.seconds)  # a resumed run counts its earlier sittings
+    outcome = (
+        experiment.measure(config, job.seed, checkpoint)
+        if experiment.trains
+        else experiment.measure(config, job.seed)
+    )
+    seconds = max(
+        time.perf_counter() - start, outcome.seconds
+    )  # a resumed run counts its earlier sittings
     exact = {f"reference_{metric}": value for metric, value in outcome.exact.items()}
-    return Record(job.experiment, job.row, job.preset, job.seed, metrics=outcome.metrics, config={**config, **exact},
-                  curve=outcome.curve, seconds=seconds)  # fmt: skip
+    return Record(
+        job.experiment,
+        job.row,
+        job.preset,
+        job.seed,
+        metrics=outcome.metrics,
+        config={**config, **exact},
+        curve=outcome.curve,
+        seconds=seconds,
+    )
 
 
 def record_job(job: Job) -> Record:
@@ -224,7 +328,8 @@ def run(
     todo: Iterable[Job],
     force: bool = False,  # run again what the ledger already has
 ) -> Iterator[tuple[Job, Record | None]]:
-    """Run the jobs one after the other, recording each; a job that has a record yields None."""
+    """Run the jobs one after the other, recording each; a job that has a record yields
+    None."""
     todo = list(todo)
     left = set(todo if force else pending(todo, read().records))
     for job in todo:
@@ -252,10 +357,16 @@ def open_executor(
         raise UsageError(f"several jobs at a time need submitit: {INSTALL}") from error
     lookup("executor", kind, {"local": None, "slurm": None})
     try:
-        executor = submitit.AutoExecutor(folder=checkpoint_folder() / "logs", cluster=kind)
+        executor = submitit.AutoExecutor(
+            folder=checkpoint_folder() / "logs", cluster=kind
+        )
     except RuntimeError as error:
-        raise UsageError(f"executor {kind} cannot be used here ({error}): take --executor local") from error
-    executor.update_parameters(timeout_min=math.ceil(60 * hours), cpus_per_task=threads, name="pcl")
+        raise UsageError(
+            f"executor {kind} cannot be used here ({error}): take --executor local"
+        ) from error
+    executor.update_parameters(
+        timeout_min=math.ceil(60 * hours), cpus_per_task=threads, name="pcl"
+    )
     return executor
 
 # %% ../nbs/30_experiments.ipynb #9fcb971c
@@ -266,7 +377,8 @@ def run_apart(
     force: bool = False,  # run again what the ledger already has
     hours: float = 24.0,  # after which a cluster may stop a job
 ) -> Iterator[tuple[Job, Record | None]]:
-    """Like `run`, with several jobs at a time; a job that fails does not stop the others, and is named at the end."""
+    """Like `run`, with several jobs at a time; a job that fails does not stop the
+    others, and is named at the end."""
     todo = list(todo)
     waiting = todo if force else pending(todo, read().records)
     yield from ((job, None) for job in todo if job not in waiting)
@@ -281,8 +393,12 @@ def run_apart(
             for job in [job for job, handle in running.items() if handle.done()]:
                 error = running[job].exception()
                 if error is not None:
-                    told = re.findall(r"^[\w.]+: .*", str(error), re.MULTILINE) or [str(error)]  # under a traceback
-                    failed.append(f"{job.experiment} {job.row} seed {job.seed}: {told[-1]}")
+                    told = re.findall(r"^[\w.]+: .*", str(error), re.MULTILINE) or [
+                        str(error)
+                    ]  # under a traceback
+                    failed.append(
+                        f"{job.experiment} {job.row} seed {job.seed}: {told[-1]}"
+                    )
                     del running[job]
                     continue
                 yield job, running.pop(job).result()
@@ -291,29 +407,47 @@ def run_apart(
         for handle in running.values():
             handle.cancel()
     if failed:
-        raise RunError("these jobs failed, the others are recorded:\n" + "\n".join(failed))
+        raise RunError(
+            "these jobs failed, the others are recorded:\n" + "\n".join(failed)
+        )
 
 # %% ../nbs/30_experiments.ipynb #3b194f9c
 def results_of(
     name: str,  # an experiment
     preset: str = "cpu",
 ) -> list[Record]:
-    """The recorded runs of an experiment, the latest of each; with PCL_RERUN=1 they are run now, and not recorded."""
+    """The recorded runs of an experiment, the latest of each; with PCL_RERUN=1 they are
+    run now, and not recorded."""
     if os.environ.get("PCL_RERUN") == "1":
         return [run_job(job) for job in jobs(name, preset=preset)]
-    return [r for r in latest(read().records) if r.experiment == name and r.preset == preset]
+    return [
+        r for r in latest(read().records) if r.experiment == name and r.preset == preset
+    ]
 
 # %% ../nbs/30_experiments.ipynb #622ef09c
 def measure_sampler(config: Mapping[str, Any], seed: int) -> Outcome:
-    """Mean cosine to the mode of our draws and of the published rule's, against the exact value."""
-    dim, kappa, n = config["dim"], torch.tensor(float(config["kappa"]), dtype=torch.float64), config["n_draws"]
+    """Mean cosine to the mode of our draws and of the published rule's, against the
+    exact value."""
+    dim, kappa, n = (
+        config["dim"],
+        torch.tensor(float(config["kappa"]), dtype=torch.float64),
+        config["n_draws"],
+    )
     generator = torch.Generator().manual_seed(seed)
     mode = torch.zeros(dim, dtype=torch.float64)
     mode[0] = 1.0
-    ours = VonMisesFisher(mode, kappa).sample((n,), generator=generator)[:, 0].mean().item()
+    ours = (
+        VonMisesFisher(mode, kappa)
+        .sample((n,), generator=generator)[:, 0]
+        .mean()
+        .item()
+    )
     published = published_cosine(dim, kappa, n, generator).mean().item()
     exact = bessel_ratio(dim / 2 - 1, kappa).item()
-    return Outcome({"cosine": ours, "cosine_published": published}, {"cosine": exact, "cosine_published": exact})
+    return Outcome(
+        {"cosine": ours, "cosine_published": published},
+        {"cosine": exact, "cosine_published": exact},
+    )
 
 
 register(
@@ -323,26 +457,56 @@ register(
         measure=measure_sampler,
         rows={
             f"D={dim}_kappa={kappa}": {"dim": dim, "kappa": kappa}
-            for dim, kappa in ((10, 20), (16, 32), (32, 16), (40, 16), (48, 24), (64, 16), (64, 32), (128, 20))
+            for dim, kappa in (
+                (10, 20),
+                (16, 32),
+                (32, 16),
+                (40, 16),
+                (48, 24),
+                (64, 16),
+                (64, 32),
+                (128, 20),
+            )
         },
-        presets={"smoke": {"n_draws": 1000}, "cpu": {"n_draws": 40_000}, "paper": {"n_draws": 1_000_000}},
+        presets={
+            "smoke": {"n_draws": 1000},
+            "cpu": {"n_draws": 40_000},
+            "paper": {"n_draws": 1_000_000},
+        },
     )
 )
 
 # %% ../nbs/30_experiments.ipynb #c46644a9
 def measure_marginal(config: Mapping[str, Any], seed: int) -> Outcome:
-    """A Monte-Carlo estimate of the marginal S h by formula 43, against its closed form."""
+    """A Monte-Carlo estimate of the marginal S h by formula 43, against its closed
+    form."""
     dim, t, n = config["dim"], config["cosine"], config["n_draws"]
-    k1, k2, k_pos = (torch.tensor(float(config[k]), dtype=torch.float64) for k in ("kappa1", "kappa2", "kappa_pos"))
+    k1, k2, k_pos = (
+        torch.tensor(float(config[k]), dtype=torch.float64)
+        for k in ("kappa1", "kappa2", "kappa_pos")
+    )
     mu1, mu2 = torch.zeros(2, dim, dtype=torch.float64)
     mu1[0], mu2[0], mu2[1] = 1.0, t, (1 - t * t) ** 0.5
-    z = VonMisesFisher(mu1, k1).sample((n,), generator=torch.Generator().manual_seed(seed))
+    z = VonMisesFisher(mu1, k1).sample(
+        (n,), generator=torch.Generator().manual_seed(seed)
+    )
     joined = (k2 * mu2 + k_pos * z).norm(dim=-1)
-    constant = log_sphere_area(dim) + log_normalizer(dim, k2) + log_normalizer(dim, k_pos)
+    constant = (
+        log_sphere_area(dim) + log_normalizer(dim, k2) + log_normalizer(dim, k_pos)
+    )
     weights = (constant - log_normalizer(dim, joined)).exp()
-    error = (weights.std() / weights.mean() / n**0.5).item()  # the estimate's standard error, relative to it
-    exact = log_marginal(torch.tensor(t, dtype=torch.float64), k1, k2, k_pos, dim).exp().item()
-    return Outcome({"marginal": weights.mean().item(), "relative_error": error}, {"marginal": exact})
+    error = (
+        weights.std() / weights.mean() / n**0.5
+    ).item()  # the estimate's standard error, relative to it
+    exact = (
+        log_marginal(torch.tensor(t, dtype=torch.float64), k1, k2, k_pos, dim)
+        .exp()
+        .item()
+    )
+    return Outcome(
+        {"marginal": weights.mean().item(), "relative_error": error},
+        {"marginal": exact},
+    )
 
 
 register(
@@ -350,8 +514,21 @@ register(
         name="marginal",
         question="Does the closed form of the marginal agree with sampling?",
         measure=measure_marginal,
-        rows={f"cos={t}": {"dim": 10, "cosine": t, "kappa1": 20, "kappa2": 28, "kappa_pos": 20} for t in (0.9, 0.3, -0.3)},
-        presets={"smoke": {"n_draws": 2000}, "cpu": {"n_draws": 400_000}, "paper": {"n_draws": 4_000_000}},
+        rows={
+            f"cos={t}": {
+                "dim": 10,
+                "cosine": t,
+                "kappa1": 20,
+                "kappa2": 28,
+                "kappa_pos": 20,
+            }
+            for t in (0.9, 0.3, -0.3)
+        },
+        presets={
+            "smoke": {"n_draws": 2000},
+            "cpu": {"n_draws": 400_000},
+            "paper": {"n_draws": 4_000_000},
+        },
     )
 )
 
@@ -366,28 +543,62 @@ QUICK: tuple[tuple[str, str | None, tuple[int, ...] | None], ...] = (
 # %% ../nbs/31_recovery.ipynb #22bd3a33
 WORLD: dict[str, Any] = {
     # the process
-    "world": "paper", "dim": 10, "kappa_min": 16.0, "kappa_max": 32.0, "kappa_pos": 20.0,
-    "family": "vmf", "pairs": "exact", "pool": 1024, "smoothing_steps": 5000, "depth": 2, "slope": 0.4,
+    "world": "paper",
+    "dim": 10,
+    "kappa_min": 16.0,
+    "kappa_max": 32.0,
+    "kappa_pos": 20.0,
+    "family": "vmf",
+    "pairs": "exact",
+    "pool": 1024,
+    "smoothing_steps": 5000,
+    "depth": 2,
+    "slope": 0.4,
     # the encoder
-    "enc_dim": None, "width": 128, "shared_backbone": False,  # enc_dim None: as the process; width None: the paper's widths
+    "enc_dim": None,
+    "width": 128,
+    # enc_dim None: as the process; width None: the paper's widths
+    "shared_backbone": False,
     # the loss
-    "loss": "mcinfonce", "n_samples": 16, "loss_kappa_pos": None, "learn_kappa_pos": False, "a": 2.0, "b": 1.0,
-    "sampler": "exact", "as_published": False,  # loss_kappa_pos None: as the process
+    "loss": "mcinfonce",
+    "n_samples": 16,
+    "loss_kappa_pos": None,
+    "learn_kappa_pos": False,
+    "a": 2.0,
+    "b": 1.0,
+    "sampler": "exact",
+    "as_published": False,  # loss_kappa_pos None: as the process
     # the training
-    "steps": 1500, "batch_size": 256, "n_neg": 32, "n_neg_frozen": None, "share_negatives": True, "lr_mu": 4e-3, "lr_kappa": 2e-3,
-    "weight_decay": 0.01, "schedule": "one-cycle", "decay": 0.1, "kappa_from": 0.15, "mu_until": 1.0, "clip": 1.0,
+    "steps": 1500,
+    "batch_size": 256,
+    "n_neg": 32,
+    "n_neg_frozen": None,
+    "share_negatives": True,
+    "lr_mu": 4e-3,
+    "lr_kappa": 2e-3,
+    "weight_decay": 0.01,
+    "schedule": "one-cycle",
+    "decay": 0.1,
+    "kappa_from": 0.15,
+    "mu_until": 1.0,
+    "clip": 1.0,
     # the evaluation: inputs, inputs whose pairs are compared, points of the curve
-    "n_eval": 10_000, "n_paired": 2000, "n_points": 20,
-}  # fmt: skip
+    "n_eval": 10_000,
+    "n_paired": 2000,
+    "n_points": 20,
+}
 
 # %% ../nbs/31_recovery.ipynb #08339869
 Process = UniformProcess | PaperProcess
 
 
 class PublishedSamplerProcess(PaperProcess):
-    """The paper's process with latents drawn by the published rule. Wrong on purpose, for figure 7."""
+    """The paper's process with latents drawn by the published rule. Wrong on purpose,
+    for figure 7."""
 
-    def sample_posterior(self, x: Tensor, n_samples: int = 1, generator: torch.Generator | None = None) -> Tensor:
+    def sample_posterior(
+        self, x: Tensor, n_samples: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
         """Latents by the rejection loop in wide use."""
         return published_sample(self.mu(x), self.kappa(x), n_samples, generator)
 
@@ -399,22 +610,42 @@ def make_world(
     """The process a configuration describes."""
     kappas = (config["kappa_min"], config["kappa_max"])
     if config["world"] == "uniform":
-        return UniformProcess(config["dim"], kappas, config["kappa_pos"], config["depth"], config["slope"], seed=seed)
+        return UniformProcess(
+            config["dim"],
+            kappas,
+            config["kappa_pos"],
+            config["depth"],
+            config["slope"],
+            seed=seed,
+        )
     kind = PaperProcess if config["sampler"] == "exact" else PublishedSamplerProcess
-    return kind(config["dim"], kappas, config["kappa_pos"], config["family"], config["pairs"], config["pool"],
-                smoothing_steps=config["smoothing_steps"], seed=seed)  # fmt: skip
+    return kind(
+        config["dim"],
+        kappas,
+        config["kappa_pos"],
+        config["family"],
+        config["pairs"],
+        config["pool"],
+        smoothing_steps=config["smoothing_steps"],
+        seed=seed,
+    )
 
 # %% ../nbs/31_recovery.ipynb #b74d4854
 class _PublishedDraws(VonMisesFisher):
     """A vMF whose samples come from the published rule, with its gradient."""
 
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+    def rsample(
+        self, sample_shape: Any = (), generator: torch.Generator | None = None
+    ) -> Tensor:
         kappa = self.concentration.expand(self.batch_shape)
-        return published_sample(self.loc, kappa, math.prod(sample_shape), generator).unflatten(0, tuple(sample_shape))
+        return published_sample(
+            self.loc, kappa, math.prod(sample_shape), generator
+        ).unflatten(0, tuple(sample_shape))
 
 
 class PublishedSampler(nn.Module):
-    """A sampled loss whose samples come from the published rule. Wrong on purpose, for figure 7."""
+    """A sampled loss whose samples come from the published rule. Wrong on purpose, for
+    figure 7."""
 
     def __init__(self, loss: nn.Module):
         super().__init__()
@@ -422,7 +653,10 @@ class PublishedSampler(nn.Module):
 
     def forward(self, *posteriors: VonMisesFisher | None) -> Tensor:
         """The loss of posteriors that draw by the published rule."""
-        parts = [q and _PublishedDraws(q.loc, q.concentration, validate_args=False) for q in posteriors]
+        parts = [
+            q and _PublishedDraws(q.loc, q.concentration, validate_args=False)
+            for q in posteriors
+        ]
         return self.loss(*parts)
 
 
@@ -431,7 +665,11 @@ def make_loss(
 ) -> nn.Module:
     """The loss a configuration names."""
     kappa_pos = config["loss_kappa_pos"] or config["kappa_pos"]
-    learn, n, published = config["learn_kappa_pos"], config["n_samples"], config["as_published"]
+    learn, n, published = (
+        config["learn_kappa_pos"],
+        config["n_samples"],
+        config["as_published"],
+    )
     makers: dict[str, Callable[[], nn.Module]] = {
         "infonce": lambda: InfoNCE(kappa_pos, learn),
         "mcinfonce": lambda: MCInfoNCE(kappa_pos, n, learn, published),
@@ -446,17 +684,31 @@ def make_loss(
 
 # %% ../nbs/31_recovery.ipynb #3b947332
 class _LogAccepted(torch.autograd.Function):
-    """log of the pair density under the published acceptance, with its derivatives worked out in the forward pass."""
+    """log of the pair density under the published acceptance, with its derivatives
+    worked out in the forward pass."""
 
     @staticmethod
-    def forward(ctx: Any, cos: Tensor, kappa1: Tensor, kappa2: Tensor, kappa_pos: float, dim: int) -> Tensor:
+    def forward(
+        ctx: Any,
+        cos: Tensor,
+        kappa1: Tensor,
+        kappa2: Tensor,
+        kappa_pos: float,
+        dim: int,
+    ) -> Tensor:
         kept = published_coefficients(dim, kappa_pos)
         weights = (kept * harmonic_counts(dim, len(kept))).to(cos.device)[:, None, None]
-        (a1, d1), (a2, d2) = (_coefficients(k.detach().double(), dim, len(kept)) for k in (kappa1, kappa2))
+        (a1, d1), (a2, d2) = (
+            _coefficients(k.detach().double(), dim, len(kept)) for k in (kappa1, kappa2)
+        )
         left = torch.stack([weights * a1, weights * d1, weights * a1], 1)
         right = torch.stack([a2, a2, d2], 1)
-        total, *slopes = _clenshaw(cos.detach().double().clamp(-1, 1), left, right, dim, True)
-        total = total.clamp_min(1e-300)  # rounding may leave a tiny negative where the density vanishes
+        total, *slopes = _clenshaw(
+            cos.detach().double().clamp(-1, 1), left, right, dim, True
+        )
+        total = total.clamp_min(
+            1e-300
+        )  # rounding may leave a tiny negative where the density vanishes
         ctx.save_for_backward(*((s / total).to(cos.dtype) for s in slopes))
         ctx.shapes = cos.shape, kappa1.shape, kappa2.shape
         return total.log().to(cos.dtype)
@@ -464,7 +716,11 @@ class _LogAccepted(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         slopes = zip(ctx.saved_tensors, ctx.shapes, strict=True)
-        return (*((grad * slope).sum_to_size(shape) for slope, shape in slopes), None, None)
+        return (
+            *((grad * slope).sum_to_size(shape) for slope, shape in slopes),
+            None,
+            None,
+        )
 
 
 class AcceptedInfoNCE(ExactInfoNCE):
@@ -490,14 +746,24 @@ def compare(
     x: Tensor,  # observations
     n_paired: int,  # the first so many are compared in pairs
 ) -> dict[str, float]:
-    """The paper's four numbers, and beside them mean absolute errors and the median of the found concentrations."""
+    """The paper's four numbers, and beside them mean absolute errors and the median of
+    the found concentrations."""
     found, (mu, kappa) = encoder(x), true_parameters(process, x)
-    cosines, cosines_hat = pair_cosines(mu[:n_paired]), pair_cosines(found.loc[:n_paired])
-    metrics = {"mu_rmse": rmse(cosines, cosines_hat), "mu_mae": mae(cosines, cosines_hat)}
+    cosines, cosines_hat = (
+        pair_cosines(mu[:n_paired]),
+        pair_cosines(found.loc[:n_paired]),
+    )
+    metrics = {
+        "mu_rmse": rmse(cosines, cosines_hat),
+        "mu_mae": mae(cosines, cosines_hat),
+    }
     metrics["mu_rank"] = spearman(cosines, cosines_hat)
     metrics["kappa_median"] = found.concentration.median().item()
     if bool(kappa.isfinite().all()):
-        metrics |= {"kappa_rmse": rmse(kappa, found.concentration), "kappa_mae": mae(kappa, found.concentration)}
+        metrics |= {
+            "kappa_rmse": rmse(kappa, found.concentration),
+            "kappa_mae": mae(kappa, found.concentration),
+        }
         metrics["kappa_rank"] = spearman(kappa, found.concentration)
     return metrics
 
@@ -510,39 +776,88 @@ def compare_spreads(
     generator: torch.Generator,
     n_samples: int = 100,
 ) -> dict[str, float]:
-    """Mean absolute cosines to the mode, of the true family's samples and of the found posterior's."""
+    """Mean absolute cosines to the mode, of the true family's samples and of the found
+    posterior's."""
     found = encoder(x)
-    true = mean_abs_cosine(process.sample_posterior(x, n_samples, generator), process.mu(x))
+    true = mean_abs_cosine(
+        process.sample_posterior(x, n_samples, generator), process.mu(x)
+    )
     ours = mean_abs_cosine(found.sample((n_samples,), generator=generator), found.loc)
-    return {"spread_rank": spearman(true, ours), "spread_rmse": rmse(true, ours), "spread_mae": mae(true, ours)}
+    return {
+        "spread_rank": spearman(true, ours),
+        "spread_rmse": rmse(true, ours),
+        "spread_mae": mae(true, ours),
+    }
 
 # %% ../nbs/31_recovery.ipynb #f0359ffd
-TRAINING = ("steps", "batch_size", "n_neg", "n_neg_frozen", "lr_mu", "lr_kappa", "weight_decay", "schedule", "decay",
-            "kappa_from", "mu_until", "clip")  # fmt: skip
+TRAINING = (
+    "steps",
+    "batch_size",
+    "n_neg",
+    "n_neg_frozen",
+    "lr_mu",
+    "lr_kappa",
+    "weight_decay",
+    "schedule",
+    "decay",
+    "kappa_from",
+    "mu_until",
+    "clip",
+)
 
 
 def train_in_world(
     config: Mapping[str, Any],
     seed: int,
     checkpoint: Path | None = None,
-) -> tuple[SphereEncoder, Process, torch.Generator, Any]:  # the encoder, its world, a generator for fresh inputs, the run
+) -> tuple[
+    SphereEncoder, Process, torch.Generator, Any
+]:  # the encoder, its world, a generator for fresh inputs, the run
     """Train an encoder as a configuration says."""
     process, generator = make_world(config, seed), torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         hidden = None if config["width"] is None else [config["width"]] * 3
-        encoder = mlp_encoder(process.features, config["enc_dim"] or config["dim"], hidden, config["shared_backbone"])
-    set_kappa_range(encoder, process.draw((1000,), generator), config["kappa_min"], config["kappa_max"])
+        encoder = mlp_encoder(
+            process.features,
+            config["enc_dim"] or config["dim"],
+            hidden,
+            config["shared_backbone"],
+        )
+    set_kappa_range(
+        encoder,
+        process.draw((1000,), generator),
+        config["kappa_min"],
+        config["kappa_max"],
+    )
     few = process.draw((min(1000, config["n_eval"]),), generator)
-    every, label = max(1, config["steps"] // config["n_points"]), f"{config['loss']}, D = {config['dim']}, seed {seed}"
-    training = Config(**{name: config[name] for name in TRAINING}, seed=seed, log_every=every, label=label)
-    draw: Draw = share_negatives(process) if config["share_negatives"] else process.sample
-    run = fit(encoder, make_loss(config), draw, training, checkpoint=checkpoint,
-              evaluate=lambda e: compare(e, process, few, min(500, len(few))))  # fmt: skip
+    every, label = (
+        max(1, config["steps"] // config["n_points"]),
+        f"{config['loss']}, D = {config['dim']}, seed {seed}",
+    )
+    training = Config(
+        **{name: config[name] for name in TRAINING},
+        seed=seed,
+        log_every=every,
+        label=label,
+    )
+    draw: Draw = (
+        share_negatives(process) if config["share_negatives"] else process.sample
+    )
+    run = fit(
+        encoder,
+        make_loss(config),
+        draw,
+        training,
+        checkpoint=checkpoint,
+        evaluate=lambda e: compare(e, process, few, min(500, len(few))),
+    )
     return encoder, process, generator, run
 
 
-def measure_world(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
+def measure_world(
+    config: Mapping[str, Any], seed: int, checkpoint: Path | None = None
+) -> Outcome:
     """Train an encoder in a world and compare its posteriors with the true ones."""
     encoder, process, generator, run = train_in_world(config, seed, checkpoint)
     x = process.draw((config["n_eval"],), generator)
@@ -552,15 +867,45 @@ def measure_world(config: Mapping[str, Any], seed: int, checkpoint: Path | None 
     return Outcome(metrics, curve=run.curve, seconds=run.seconds)
 
 # %% ../nbs/31_recovery.ipynb #92891e67
-SMOKE: dict[str, Any] = {"steps": 4, "batch_size": 32, "width": 16, "n_neg": 4, "n_eval": 64, "n_paired": 32, "n_points": 2,
-                         "pool": 256, "smoothing_steps": 20}  # fmt: skip
+SMOKE: dict[str, Any] = {
+    "steps": 4,
+    "batch_size": 32,
+    "width": 16,
+    "n_neg": 4,
+    "n_eval": 64,
+    "n_paired": 32,
+    "n_points": 2,
+    "pool": 256,
+    "smoothing_steps": 20,
+}
 PAPER: dict[str, Any] = {
-    "steps": 100_000, "batch_size": 512, "width": None, "n_neg": 32, "n_neg_frozen": 0, "share_negatives": False,
-    "n_samples": 512, "lr_mu": 1e-4, "lr_kappa": 1e-4, "weight_decay": 0.0, "schedule": "step", "kappa_from": 0.5, "mu_until": 0.5,
-    "clip": math.inf, "n_paired": 10_000, "pairs": "published",
-}  # fmt: skip
-PHASES: dict[str, Any] = {"kappa_from": 0.5, "mu_until": 0.5}  # directions first, then concentrations
-JOINT: dict[str, Any] = {"kappa_from": 0.3, "mu_until": 1.0, "lr_mu": 2e-3, "lr_kappa": 1e-3}  # both, concentrations held back at first
+    "steps": 100_000,
+    "batch_size": 512,
+    "width": None,
+    "n_neg": 32,
+    "n_neg_frozen": 0,
+    "share_negatives": False,
+    "n_samples": 512,
+    "lr_mu": 1e-4,
+    "lr_kappa": 1e-4,
+    "weight_decay": 0.0,
+    "schedule": "step",
+    "kappa_from": 0.5,
+    "mu_until": 0.5,
+    "clip": math.inf,
+    "n_paired": 10_000,
+    "pairs": "published",
+}
+PHASES: dict[str, Any] = {
+    "kappa_from": 0.5,
+    "mu_until": 0.5,
+}  # directions first, then concentrations
+JOINT: dict[str, Any] = {
+    "kappa_from": 0.3,
+    "mu_until": 1.0,
+    "lr_mu": 2e-3,
+    "lr_kappa": 1e-3,
+}  # both, concentrations held back at first
 
 
 def world_experiment(
@@ -569,15 +914,32 @@ def world_experiment(
     rows: Mapping[str, Mapping[str, Any]],  # what each row changes in `WORLD`
     cpu: Mapping[str, Any] | None = None,  # what preset cpu changes
     paper: Mapping[str, Any] | None = None,  # what preset paper changes after `PAPER`
-    varied: Collection[str] = (),  # numbers of `PAPER` that are the rows' own, so that its preset leaves them alone
+    varied: Collection[
+        str
+    ] = (),  # numbers of `PAPER` that its preset leaves to the rows
     seeds: tuple[int, ...] = (1, 2, 3),
     measure: Callable[..., Outcome] = measure_world,
 ) -> None:
     """Register an experiment in a world, with all its presets."""
     published = {key: value for key, value in PAPER.items() if key not in varied}
-    presets = {"smoke": SMOKE, "cpu": dict(cpu or {}), "paper": {**published, **(paper or {})}}
+    presets = {
+        "smoke": SMOKE,
+        "cpu": dict(cpu or {}),
+        "paper": {**published, **(paper or {})},
+    }
     full = {row: {**WORLD, **numbers} for row, numbers in rows.items()}
-    register(Experiment(name, question, measure, full, presets, seeds, trains=True, group="controlled"))
+    register(
+        Experiment(
+            name,
+            question,
+            measure,
+            full,
+            presets,
+            seeds,
+            trains=True,
+            group="controlled",
+        )
+    )
 
 # %% ../nbs/31_recovery.ipynb #24573c86
 UNIFORM: dict[str, Any] = {"world": "uniform", "loss": "exact-infonce"}
@@ -601,7 +963,13 @@ world_experiment(
         "wider": {**UNIFORM, **HARD, "width": 384, "steps": 2000, "n_neg": 64},
         "longer-wider": {**UNIFORM, **HARD, "width": 384, "steps": 6000, "n_neg": 64},
         "longer-in-batch": {**UNIFORM, **HARD, "width": 192, "steps": 6000, "n_neg": 0},
-        "longest-in-batch": {**UNIFORM, **HARD, "width": 192, "steps": 20_000, "n_neg": 0},
+        "longest-in-batch": {
+            **UNIFORM,
+            **HARD,
+            "width": 192,
+            "steps": 20_000,
+            "n_neg": 0,
+        },
     },
     {"batch_size": 512},
     {"kappa_from": 0.15, "mu_until": 1.0},
@@ -624,7 +992,10 @@ world_experiment(
 world_experiment(
     "figure2",
     "Does it work on the circle?",
-    {"d2": {**PHASES, "dim": 2}, "d2-exact": {**JOINT, "dim": 2, "loss": "exact-infonce"}},
+    {
+        "d2": {**PHASES, "dim": 2},
+        "d2-exact": {**JOINT, "dim": 2, "loss": "exact-infonce"},
+    },
     {"steps": 1000},
     {"steps": 8192},
 )
@@ -654,7 +1025,10 @@ world_experiment(
     "Does the encoder rank certainties of posteriors that are not von Mises-Fisher?",
     {
         f"{family}{suffix}": {**row, "family": family}
-        for suffix, row in (("", PHASES), ("-exact", {**JOINT, "loss": "exact-infonce"}))
+        for suffix, row in (
+            ("", PHASES),
+            ("-exact", {**JOINT, "loss": "exact-infonce"}),
+        )
         for family in ("vmf", "gaussian", "laplace")
     },
     {"steps": 1500},
@@ -665,7 +1039,11 @@ world_experiment(
     "figure4",
     "Does the encoder need the right dimension?",
     {
-        f"d{dim}": {"enc_dim": dim, "batch_size": 512 if dim < 128 else 256, "n_samples": 512 if dim < 64 else 256}  # table 6
+        f"d{dim}": {
+            "enc_dim": dim,
+            "batch_size": 512 if dim < 128 else 256,
+            "n_samples": 512 if dim < 64 else 256,
+        }  # table 6
         for dim in (4, 8, 10, 16, 32, 64, 128)
     },
     {"steps": 1000, "batch_size": 256, "n_samples": 16, **PHASES},
@@ -674,7 +1052,10 @@ world_experiment(
 
 # %% ../nbs/35_which_loss.ipynb #f6799b24
 LOSS_ROWS: dict[str, dict[str, Any]] = {
-    name: {"loss": name, **(PHASES if name == "mcinfonce" else JOINT)}  # as each was tuned best in the paper's table 7
+    name: {
+        "loss": name,
+        **(PHASES if name == "mcinfonce" else JOINT),
+    }  # as each was tuned best in the paper's table 7
     for name in ("hib", "elk", "mcinfonce", "infonce", "exact-infonce", "exact-nwj")
 }
 world_experiment(
@@ -698,7 +1079,11 @@ world_experiment(
             ("k16", {"loss": "mcinfonce", "n_samples": 16, **PHASES}),
             ("k64", {"loss": "mcinfonce", "n_samples": 64, **PHASES}),
         )
-        if (dim, row) != (64, "exact-nwj")  # the variance of its second term grows with the information
+        if (dim, row)
+        != (
+            64,
+            "exact-nwj",
+        )  # the variance of its second term grows with the information
     }
     | {"ambiguous-d10-k512": {"world": "uniform", "n_samples": 512, **PHASES}},
     {"steps": 750},
@@ -708,7 +1093,10 @@ world_experiment(
     "kappa_pos",
     "What if kappa_pos is wrong, or learned?",
     {
-        **{f"k{k}-exact": {"loss": "exact-infonce", "loss_kappa_pos": float(k)} for k in (5, 10, 20, 40, 80)},
+        **{
+            f"k{k}-exact": {"loss": "exact-infonce", "loss_kappa_pos": float(k)}
+            for k in (5, 10, 20, 40, 80)
+        },
         "learned-exact": {"loss": "exact-infonce", "learn_kappa_pos": True},
         **{f"k{k}": {"loss_kappa_pos": float(k)} for k in (10, 20, 40)},
         "learned": {"learn_kappa_pos": True},
@@ -724,36 +1112,76 @@ def finish_cell(
     seed: int,
     checkpoint: Path | None = None,  # the search's: what its finished cells measured
 ) -> Outcome:  # without the curve
-    """What a cell of a search measures, read from the search's checkpoint if it was finished before."""
+    """What a cell of a search measures, read from the search's checkpoint if it was
+    finished before."""
     if checkpoint is None:
         return measure_world(cell, seed)
     own = checkpoint.with_name(f"{checkpoint.stem}--{name}.pt")
     identity = {**search, "seed": seed}
-    saved = read_checkpoint(checkpoint) if checkpoint.exists() else {"identity": identity, "cells": {}}
+    saved = (
+        read_checkpoint(checkpoint)
+        if checkpoint.exists()
+        else {"identity": identity, "cells": {}}
+    )
     check_config(checkpoint, saved.get("identity", {}), identity)
     if name not in saved["cells"]:
         outcome = measure_world(cell, seed, own)
-        saved["cells"][name] = {"metrics": dict(outcome.metrics), "seconds": outcome.seconds}
+        saved["cells"][name] = {
+            "metrics": dict(outcome.metrics),
+            "seconds": outcome.seconds,
+        }
         write_checkpoint(checkpoint, saved)
-    own.unlink(missing_ok=True)  # also of a cell finished before: the kill may have come between these two lines
+    own.unlink(
+        missing_ok=True
+    )  # also of a cell finished before: the kill may have come between these two lines
     return Outcome(**saved["cells"][name])
 
 
-def measure_grid(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
-    """Train every cell of table 7's grid and name the best by the rank correlation of kappa."""
-    cells: dict[str, list[float]] = {"m": [], "kappa_pos_learnable": [], "phasewise": [], "kappa_rank": [], "kappa_mae": []}
+def measure_grid(
+    config: Mapping[str, Any], seed: int, checkpoint: Path | None = None
+) -> Outcome:
+    """Train every cell of table 7's grid and name the best by the rank correlation of
+    kappa."""
+    cells: dict[str, list[float]] = {
+        "m": [],
+        "kappa_pos_learnable": [],
+        "phasewise": [],
+        "kappa_rank": [],
+        "kappa_mae": [],
+    }
     seconds = 0.0
     for m, learn, phases in itertools.product((0, 1, 32), (0, 1), (0, 1)):
-        cell = {**config, "n_neg": m, "learn_kappa_pos": bool(learn), "share_negatives": False, **(PHASES if phases else {})}
-        found = finish_cell(f"m{m}-learn{learn}-phases{phases}", cell, config, seed, checkpoint)
+        cell = {
+            **config,
+            "n_neg": m,
+            "learn_kappa_pos": bool(learn),
+            "share_negatives": False,
+            **(PHASES if phases else {}),
+        }
+        found = finish_cell(
+            f"m{m}-learn{learn}-phases{phases}", cell, config, seed, checkpoint
+        )
         seconds += found.seconds
-        values = (m, learn, phases, found.metrics["kappa_rank"], found.metrics["kappa_mae"])
+        values = (
+            m,
+            learn,
+            phases,
+            found.metrics["kappa_rank"],
+            found.metrics["kappa_mae"],
+        )
         for column, value in zip(cells.values(), values, strict=True):
             column.append(float(value))
     ranks = [-2.0 if math.isnan(rank) else rank for rank in cells["kappa_rank"]]
     best = ranks.index(max(ranks))
-    chosen = {f"best_{name}": cells[name][best] for name in ("m", "kappa_pos_learnable", "phasewise")}
-    return Outcome({**chosen, "kappa_rank": cells["kappa_rank"][best]}, curve=cells, seconds=seconds)
+    chosen = {
+        f"best_{name}": cells[name][best]
+        for name in ("m", "kappa_pos_learnable", "phasewise")
+    }
+    return Outcome(
+        {**chosen, "kappa_rank": cells["kappa_rank"][best]},
+        curve=cells,
+        seconds=seconds,
+    )
 
 
 world_experiment(
@@ -779,45 +1207,94 @@ def information(
     n: int,  # pairs, and base draws that estimate the normalisers
     generator: torch.Generator,
 ) -> float:
-    """Mutual information of a positive pair in nats: E log(S h Z / (Z(x) Z(x+))), zero if pairs tell nothing."""
+    """Mutual information of a positive pair in nats: E log(S h Z / (Z(x) Z(x+))), zero
+    if pairs tell nothing."""
     pairs = process.sample(n, 0, generator)
-    left, right, base = (_posterior(process, x) for x in (pairs.x, pairs.x_pos, process.draw((n,), generator)))
+    left, right, base = (
+        _posterior(process, x)
+        for x in (pairs.x, pairs.x_pos, process.draw((n,), generator))
+    )
     cos = (left.loc * right.loc).sum(-1).clamp(-1, 1)
-    score = log_marginal(cos, left.concentration, right.concentration, process.kappa_pos, process.dim)
+    score = log_marginal(
+        cos, left.concentration, right.concentration, process.kappa_pos, process.dim
+    )
     if isinstance(process, UniformProcess):  # its marginal is uniform: every Z is 1
         return score.mean().item()
     logs = [_log_partition(q, base, process) for q in (left, right, base)]
-    return (score - logs[0] - logs[1]).mean().item() + (logs[2].logsumexp(0) - math.log(n)).item()
+    return (score - logs[0] - logs[1]).mean().item() + (
+        logs[2].logsumexp(0) - math.log(n)
+    ).item()
 
 
 def _log_partition(q: VonMisesFisher, base: VonMisesFisher, process: Process) -> Tensor:
     """log Z(x) = log E S h(x, x') over base draws x', for each x."""
     cos = (q.loc @ base.loc.T).clamp(-1, 1)
-    table = log_marginal(cos, q.concentration[:, None], base.concentration[None], process.kappa_pos, process.dim)
+    table = log_marginal(
+        cos,
+        q.concentration[:, None],
+        base.concentration[None],
+        process.kappa_pos,
+        process.dim,
+    )
     return table.logsumexp(1) - math.log(cos.shape[1])
 
 # %% ../nbs/36_scaling.ipynb #80ff7723
-def measure_scaling(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
+def measure_scaling(
+    config: Mapping[str, Any], seed: int, checkpoint: Path | None = None
+) -> Outcome:
     """Train in a world, and say how much its pairs tell."""
     outcome = measure_world(config, seed, checkpoint)
-    process, generator = make_world({**config, "sampler": "exact"}, seed), torch.Generator().manual_seed(seed)
+    process, generator = (
+        make_world({**config, "sampler": "exact"}, seed),
+        torch.Generator().manual_seed(seed),
+    )
     told = information(process, min(1000, config["n_eval"]), generator)
-    return Outcome({**outcome.metrics, "information": told}, curve=outcome.curve, seconds=outcome.seconds)
+    return Outcome(
+        {**outcome.metrics, "information": told},
+        curve=outcome.curve,
+        seconds=outcome.seconds,
+    )
 
 
 DIMS = (10, 16, 32, 40, 48, 56, 64, 128)
-GROWING: dict[int, dict[str, Any]] = {dim: {"kappa_min": 1.6 * dim, "kappa_max": 3.2 * dim, "kappa_pos": 2.0 * dim} for dim in DIMS}
-TABLE6: dict[int, dict[str, Any]] = {  # the paper's sizes, smaller from 32 dimensions on
-    dim: {"dim": dim, "batch_size": 512 if dim < 32 else 256, "n_samples": 512 if dim < 32 else 256} for dim in DIMS
+GROWING: dict[int, dict[str, Any]] = {
+    dim: {"kappa_min": 1.6 * dim, "kappa_max": 3.2 * dim, "kappa_pos": 2.0 * dim}
+    for dim in DIMS
+}
+TABLE6: dict[
+    int, dict[str, Any]
+] = {  # the paper's sizes, smaller from 32 dimensions on
+    dim: {
+        "dim": dim,
+        "batch_size": 512 if dim < 32 else 256,
+        "n_samples": 512 if dim < 32 else 256,
+    }
+    for dim in DIMS
 }
 world_experiment(
     "figure7",
     "How do the metrics change with the dimension?",
     {
-        **{f"d{dim}": {**PHASES, **TABLE6[dim], "sampler": "published", "pairs": "published", "steps": 1000} for dim in DIMS},
+        **{
+            f"d{dim}": {
+                **PHASES,
+                **TABLE6[dim],
+                "sampler": "published",
+                "pairs": "published",
+                "steps": 1000,
+            }
+            for dim in DIMS
+        },
         **{f"d{dim}-exact": {**PHASES, **TABLE6[dim], "steps": 1000} for dim in DIMS},
         **{
-            f"d{dim}-growing": {**TABLE6[dim], **GROWING[dim], "world": "uniform", "loss": "exact-infonce", "n_neg": 0, "steps": 2000}
+            f"d{dim}-growing": {
+                **TABLE6[dim],
+                **GROWING[dim],
+                "world": "uniform",
+                "loss": "exact-infonce",
+                "n_neg": 0,
+                "steps": 2000,
+            }
             for dim in DIMS
         },
     },
@@ -839,7 +1316,8 @@ world_experiment(
 # %% ../nbs/37_scale.ipynb #27bce77d
 world_experiment(
     "paper_world",
-    "Which loss reaches the paper's own numbers in the paper's own world, and after how many pairs?",
+    "Which loss reaches the paper's own numbers in the paper's own world, and after "
+    "how many pairs?",
     {
         "exact-pairs": {"loss": "exact-infonce", "pairs": "exact"},
         "published-pairs": {"loss": "exact-infonce", "pairs": "published"},
@@ -854,7 +1332,14 @@ world_experiment(
     "long_run",
     "Where does the paper's number of pairs end?",
     {"exact-pairs": {"loss": "exact-infonce"}},
-    {"steps": 12_500, "batch_size": 4096, "n_neg": 64, "pool": 2048, "n_points": 50, **JOINT},
+    {
+        "steps": 12_500,
+        "batch_size": 4096,
+        "n_neg": 64,
+        "pool": 2048,
+        "n_points": 50,
+        **JOINT,
+    },
     {"kappa_from": 0.15, "mu_until": 1.0, "pairs": "exact"},
     seeds=(1,),
 )
@@ -862,24 +1347,73 @@ world_experiment(
 # %% ../nbs/46_cifar10h.ipynb #3b4c7282
 IMAGES: dict[str, Any] = {
     # the data
-    "source": "cifar10", "n_images": 10_000, "labels": "cifar10h-soft", "n_train": 10_000,  # n_train: of CIFAR-10's own set
-    "crop_share": 0.4, "n_crops": 2,  # how often training sees a crop, and how many of each image are stored
-    # the encoder: "light" is a head on frozen features, or a small residual net if it is not pretrained
-    "backbone": "light", "pretrained": True, "pretrain_epochs": 30, "hidden": 512, "dropout": 0.0,
-    "dim": 8, "start_kappa": 10.0,
+    "source": "cifar10",
+    "n_images": 10_000,
+    "labels": "cifar10h-soft",
+    "n_train": 10_000,  # n_train: of CIFAR-10's own set
+    "crop_share": 0.4,
+    # how often training sees a crop, and how many of each image are stored
+    "n_crops": 2,
+    # the encoder: "light" is a head on frozen features, or a small residual net if it
+    # is not pretrained
+    "backbone": "light",
+    "pretrained": True,
+    "pretrain_epochs": 30,
+    "hidden": 512,
+    "dropout": 0.0,
+    "dim": 8,
+    "start_kappa": 10.0,
     # the loss
-    "loss": "mcinfonce", "kappa_pos": 16.0, "learn_kappa_pos": False, "n_samples": 8, "a": 2.0, "b": 1.0, "as_published": False,
+    "loss": "mcinfonce",
+    "kappa_pos": 16.0,
+    "learn_kappa_pos": False,
+    "n_samples": 8,
+    "a": 2.0,
+    "b": 1.0,
+    "as_published": False,
     # the training
-    "steps": 500, "batch_size": 128, "n_neg": 0, "lr": 1e-3, "weight_decay": 0.01, "schedule": "one-cycle", "decay": 0.1,
-    "kappa_from": 0.0, "clip": 1.0, "select_every": 50, "select_from": 0.75,  # keep the best weights after this part
-}  # fmt: skip
-IMAGE_SMOKE: dict[str, Any] = {"source": "generated", "n_images": 250, "n_train": 150, "hidden": 16, "n_samples": 4, "steps": 6,
-                               "batch_size": 16, "select_every": 3, "pretrain_epochs": 1, "n_crops": 1}  # fmt: skip
+    "steps": 500,
+    "batch_size": 128,
+    "n_neg": 0,
+    "lr": 1e-3,
+    "weight_decay": 0.01,
+    "schedule": "one-cycle",
+    "decay": 0.1,
+    "kappa_from": 0.0,
+    "clip": 1.0,
+    "select_every": 50,
+    "select_from": 0.75,  # keep the best weights after this part
+}
+IMAGE_SMOKE: dict[str, Any] = {
+    "source": "generated",
+    "n_images": 250,
+    "n_train": 150,
+    "hidden": 16,
+    "n_samples": 4,
+    "steps": 6,
+    "batch_size": 16,
+    "select_every": 3,
+    "pretrain_epochs": 1,
+    "n_crops": 1,
+}
 IMAGE_PAPER: dict[str, Any] = {
-    "n_train": 50_000, "crop_share": 0.0, "backbone": "resnet18", "dim": None, "kappa_pos": None, "n_neg": None,
-    "n_samples": 128, "steps": 8192, "batch_size": 128, "lr": 1e-4, "weight_decay": 0.0, "schedule": "step",
-    "kappa_from": 0.0, "clip": math.inf, "select_every": 16, "select_from": 0.0,
-}  # fmt: skip
+    "n_train": 50_000,
+    "crop_share": 0.0,
+    "backbone": "resnet18",
+    "dim": None,
+    "kappa_pos": None,
+    "n_neg": None,
+    "n_samples": 128,
+    "steps": 8192,
+    "batch_size": 128,
+    "lr": 1e-4,
+    "weight_decay": 0.0,
+    "schedule": "step",
+    "kappa_from": 0.0,
+    "clip": math.inf,
+    "select_every": 16,
+    "select_from": 0.0,
+}
 
 # %% ../nbs/46_cifar10h.ipynb #a18c7354
 class ImageViews(NamedTuple):
@@ -891,14 +1425,21 @@ class ImageViews(NamedTuple):
 
 
 @cache
-def load_images(source: str, split: Split, n: int) -> tuple[ImageSet, HumanLabels | None]:
-    """The first n images of a split with human labels if there are any, real or generated."""
+def load_images(
+    source: str, split: Split, n: int
+) -> tuple[ImageSet, HumanLabels | None]:
+    """The first n images of a split with human labels if there are any, real or
+    generated."""
     if source == "generated":
         return generated_images(n, seed=0 if split == "test" else 1)
     images, human = load_cifar10(split), load_cifar10h() if split == "test" else None
     if n < len(images.labels):
-        images = images._replace(images=images.images[:n].clone(), labels=images.labels[:n])
-        human = None if human is None else HumanLabels(human.counts[:n], human.probs[:n])
+        images = images._replace(
+            images=images.images[:n].clone(), labels=images.labels[:n]
+        )
+        human = (
+            None if human is None else HumanLabels(human.counts[:n], human.probs[:n])
+        )
     return images, human
 
 
@@ -910,23 +1451,41 @@ def load_views(
     names: tuple[str, ...],  # of `pcl.features.VIEWS`
     frozen: bool,  # features in place of pixels
 ) -> ImageViews:
-    """Views of the first n images of a split; features of real ones come from their cache."""
+    """Views of the first n images of a split; features of real ones come from their
+    cache."""
     images, human = load_images(source, split, n)
     if not frozen:
-        return ImageViews(images.labels, human, {name: view(images.images, name) for name in names})
+        return ImageViews(
+            images.labels, human, {name: view(images.images, name) for name in names}
+        )
     if source == "cifar10":
-        label, net = f"cifar10-{split}" + ("" if split == "test" else f"-{n}"), frozen_backbone()
-        return ImageViews(images.labels, human, {name: view_features(images, name, net, label=label) for name in names})
+        label, net = (
+            f"cifar10-{split}" + ("" if split == "test" else f"-{n}"),
+            frozen_backbone(),
+        )
+        return ImageViews(
+            images.labels,
+            human,
+            {name: view_features(images, name, net, label=label) for name in names},
+        )
     with torch.random.fork_rng([]), torch.inference_mode():
         torch.manual_seed(0)
-        look = small_resnet(0).eval()  # an untrained network stands in for the frozen one
+        look = small_resnet(
+            0
+        ).eval()  # an untrained network stands in for the frozen one
         seen = {name: view(images.images, name) for name in names}
-        return ImageViews(images.labels, human, {name: View(look(v.data).clone(), v.sizes) for name, v in seen.items()})
+        return ImageViews(
+            images.labels,
+            human,
+            {name: View(look(v.data).clone(), v.sizes) for name, v in seen.items()},
+        )
 
 # %% ../nbs/46_cifar10h.ipynb #f9408286
 def draw_looks(
     sampler: PairSampler,
-    looks: Sequence[Tensor],  # (n, ...) each: whole images first, then crops; images alone are cropped as they are drawn
+    looks: Sequence[
+        Tensor
+    ],  # (n, ...) each: whole images, then crops; images alone are cropped when drawn
     crop_share: float,  # how often a crop is drawn
 ) -> Draw:
     """Pairs in which every image is seen whole or as a crop."""
@@ -935,15 +1494,24 @@ def draw_looks(
         flat = items.flatten()
         cropped = torch.rand(len(flat), generator=generator) < crop_share
         if looks[0].ndim == 2:
-            which = torch.where(cropped, torch.randint(1, max(2, len(looks)), (len(flat),), generator=generator), 0)
+            which = torch.where(
+                cropped,
+                torch.randint(1, max(2, len(looks)), (len(flat),), generator=generator),
+                0,
+            )
             return stacked[which % len(looks), flat].unflatten(0, items.shape)
         images, sizes = looks[0][flat], crop_sizes(len(flat), generator)
-        images[cropped] = crop(images[cropped], sizes[cropped], "random", generator) if cropped.any() else images[cropped]
+        images[cropped] = (
+            crop(images[cropped], sizes[cropped], "random", generator)
+            if cropped.any()
+            else images[cropped]
+        )
         return images.unflatten(0, items.shape)
 
     def draw(n: int, n_neg: int, generator: torch.Generator) -> Pairs:
         parts = sampler.sample(n, n_neg, generator)
-        return Pairs(*(None if part is None else look(part, generator) for part in parts))  # type: ignore[arg-type]
+        drawn: Any = [None if part is None else look(part, generator) for part in parts]
+        return Pairs(*drawn)
 
     stacked = torch.stack(list(looks)) if looks[0].ndim == 2 else looks[0]
     return draw
@@ -962,24 +1530,40 @@ def image_task(
     seed: int,  # the fold, from 1
 ) -> ImageTask:
     """The data of one fold, as a configuration wants it."""
-    frozen, source, n = config["backbone"] == "light" and config["pretrained"], config["source"], config["n_images"]
-    crops = tuple(f"augment-{i + 1}" for i in range(config["n_crops"])) if frozen and config["crop_share"] else ()
+    frozen, source, n = (
+        config["backbone"] == "light" and config["pretrained"],
+        config["source"],
+        config["n_images"],
+    )
+    crops = (
+        tuple(f"augment-{i + 1}" for i in range(config["n_crops"]))
+        if frozen and config["crop_share"]
+        else ()
+    )
     data = load_views(source, "test", n, ("full", "random", "centre", *crops), frozen)
     fold = folds(n)[(seed - 1) % 5]
     assert data.human is not None  # of the test split they are always there
+    votes = data.human.probs
 
     def more() -> ImageViews:  # only where asked for: they take a while
-        return load_views(source, "train", config["n_train"], ("full", *crops[:1]), frozen)
+        return load_views(
+            source, "train", config["n_train"], ("full", *crops[:1]), frozen
+        )
 
     kinds: dict[str, Callable[[], tuple[Tensor, Tensor | None, ImageViews]]] = {
-        "cifar10h-soft": lambda: (data.human.probs, fold.train, data),  # type: ignore[union-attr]
-        "cifar10h-hard": lambda: (data.human.probs.argmax(-1), fold.train, data),  # type: ignore[union-attr]
+        "cifar10h-soft": lambda: (votes, fold.train, data),
+        "cifar10h-hard": lambda: (votes.argmax(-1), fold.train, data),
         "cifar10-hard": lambda: _own_labels(more()),
         "cifar10h-soft+cifar10-hard": lambda: _both(data, fold.train, more()),
     }
     labels, items, origin = lookup("labels", config["labels"], kinds)()
-    looks = [origin.views["full"].data, *(origin.views[name].data for name in crops if name in origin.views)]
-    return ImageTask(data, fold, draw_looks(PairSampler(labels, items), looks, config["crop_share"]))
+    looks = [
+        origin.views["full"].data,
+        *(origin.views[name].data for name in crops if name in origin.views),
+    ]
+    return ImageTask(
+        data, fold, draw_looks(PairSampler(labels, items), looks, config["crop_share"])
+    )
 
 
 def _own_labels(train: ImageViews) -> tuple[Tensor, None, ImageViews]:
@@ -987,14 +1571,26 @@ def _own_labels(train: ImageViews) -> tuple[Tensor, None, ImageViews]:
     return train.labels, None, train
 
 
-def _both(data: ImageViews, items: Tensor, train: ImageViews) -> tuple[Tensor, Tensor, ImageViews]:
-    """Votes, followed by CIFAR-10's own labels; some images of the first kind to draw from, and all of the second."""
+def _both(
+    data: ImageViews, items: Tensor, train: ImageViews
+) -> tuple[Tensor, Tensor, ImageViews]:
+    """Votes, followed by CIFAR-10's own labels; some images of the first kind to draw
+    from, and all of the second."""
     assert data.human is not None
     votes = data.human.probs
-    labels = torch.cat([votes, nn.functional.one_hot(train.labels.long(), votes.shape[1]).to(votes)])
-    views = {name: View(*map(torch.cat, zip(data.views[name], seen, strict=True))) for name, seen in train.views.items()}
+    labels = torch.cat(
+        [votes, nn.functional.one_hot(train.labels.long(), votes.shape[1]).to(votes)]
+    )
+    views = {
+        name: View(*map(torch.cat, zip(data.views[name], seen, strict=True)))
+        for name, seen in train.views.items()
+    }
     images = ImageViews(torch.cat([data.labels, train.labels]), None, views)
-    return labels, torch.cat([items, len(votes) + torch.arange(len(train.labels))]), images
+    return (
+        labels,
+        torch.cat([items, len(votes) + torch.arange(len(train.labels))]),
+        images,
+    )
 
 # %% ../nbs/46_cifar10h.ipynb #716954ba
 class Selecting(nn.Module):
@@ -1019,7 +1615,8 @@ class Selecting(nn.Module):
         return self.encoder(x)
 
     def keep(self, score: float) -> None:
-        """Count, and remember the weights if none scored as high since the wait was over."""
+        """Count, and remember the weights if none scored as high since the wait was
+        over."""
         self.seen += 1
         if self.seen > self.wait and score > self.score.item():
             self.best.load_state_dict(self.encoder.state_dict())
@@ -1034,7 +1631,10 @@ def image_head(
 ) -> nn.Module:
     """What is trained on frozen features."""
     inner = [features] if hidden is None else [features, hidden]
-    layers = [nn.Sequential(nn.Linear(a, b), nn.LeakyReLU(), nn.Dropout(dropout)) for a, b in itertools.pairwise(inner)]
+    layers = [
+        nn.Sequential(nn.Linear(a, b), nn.LeakyReLU(), nn.Dropout(dropout))
+        for a, b in itertools.pairwise(inner)
+    ]
     return nn.Sequential(nn.Dropout(dropout), *layers, nn.Linear(inner[-1], dim))
 
 
@@ -1044,22 +1644,34 @@ def image_encoder(config: Mapping[str, Any], task: ImageTask, seed: int) -> Norm
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         if some.ndim == 2:
-            encoder = NormEncoder(image_head(some.shape[1], config["hidden"], config["dim"], config["dropout"]))
+            encoder = NormEncoder(
+                image_head(
+                    some.shape[1], config["hidden"], config["dim"], config["dropout"]
+                )
+            )
         else:
             net = small_resnet() if config["backbone"] == "light" else resnet18_small()
             if config["pretrained"]:
                 pretrain(net, config)
-            encoder = cast(NormEncoder, probabilistic(net, config["dim"], example=some[:1]))
+            encoder = cast(
+                NormEncoder, probabilistic(net, config["dim"], example=some[:1])
+            )
     set_median_kappa(encoder, some, config["start_kappa"])
     return encoder
 
 
 def pretrain(net: nn.Module, config: Mapping[str, Any]) -> None:
-    """Weights from classifying CIFAR-10's training set, made once and kept in the cache."""
+    """Weights from classifying CIFAR-10's training set, made once and kept in the
+    cache."""
     images, _ = load_images(config["source"], "train", config["n_train"])
     epochs = config["pretrain_epochs"]
     name = f"{config['backbone']}-{config['source']}-{config['n_train']}-{epochs}.pt"
-    pretrain_classifier(net.to(find_device("auto", 1)), images, epochs, path=cache_folder() / "weights" / name)
+    pretrain_classifier(
+        net.to(find_device("auto", 1)),
+        images,
+        epochs,
+        path=cache_folder() / "weights" / name,
+    )
     net.cpu()
 
 
@@ -1068,12 +1680,18 @@ def encode(encoder: nn.Module, x: Tensor, batch_size: int = 1000) -> VonMisesFis
     """Posteriors of many images, on the CPU."""
     device = next(encoder.parameters()).device
     parts = [encoder.eval()(part.to(device)) for part in x.split(batch_size)]
-    loc, kappa = torch.cat([q.loc for q in parts]).cpu(), torch.cat([q.concentration for q in parts]).cpu()
+    loc, kappa = (
+        torch.cat([q.loc for q in parts]).cpu(),
+        torch.cat([q.concentration for q in parts]).cpu(),
+    )
     return VonMisesFisher(loc, kappa, validate_args=False)
 
 # %% ../nbs/46_cifar10h.ipynb #c33eb9de
-# What table 9 of the thesis shows in bold, or table 8 of the paper where that is not legible; None: legible in neither.
-TABLE9: dict[tuple[str, str], tuple[int | None, float | None, int]] = {  # negatives, kappa_pos and D
+# What table 9 of the thesis shows in bold, or table 8 of the paper where that is not
+# legible; None: legible in neither.
+TABLE9: dict[
+    tuple[str, str], tuple[int | None, float | None, int]
+] = {  # negatives, kappa_pos and D
     ("hib", "cifar10h-soft"): (0, 32.0, 8),
     ("elk", "cifar10h-soft"): (1, 32.0, 8),
     ("mcinfonce", "cifar10h-soft"): (32, 16.0, 8),
@@ -1083,10 +1701,13 @@ TABLE9: dict[tuple[str, str], tuple[int | None, float | None, int]] = {  # negat
 
 
 def with_table9(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with published choices for what it leaves open, MCInfoNCE's on soft labels for missing ones."""
+    """The configuration with published choices for what it leaves open, MCInfoNCE's on
+    soft labels for missing ones."""
     usual, chosen = TABLE9["mcinfonce", "cifar10h-soft"], dict(config)
     own = TABLE9.get((config["loss"], config["labels"]), usual)
-    for name, value, other in zip(("n_neg", "kappa_pos", "dim"), own, usual, strict=True):
+    for name, value, other in zip(
+        ("n_neg", "kappa_pos", "dim"), own, usual, strict=True
+    ):
         if config[name] is None:
             chosen[name] = other if value is None else value
     return chosen
@@ -1098,43 +1719,89 @@ def image_loss(config: Mapping[str, Any]) -> nn.Module:
 
 
 def finished_file(config: Mapping[str, Any], seed: int) -> Path | None:
-    """Where a finished run's weights lie, for experiments that share it; nowhere while the code is not committed."""
+    """Where a finished run's weights lie, for experiments that share it; nowhere while
+    the code is not committed."""
     code = revision()
     if config["source"] == "generated" or code.endswith("dirty"):
         return None
-    return cache_folder() / "encoders" / f"{fingerprint(code, tuple((key, config[key]) for key in IMAGES), seed)}.pt"
+    return (
+        cache_folder()
+        / "encoders"
+        / f"{fingerprint(code, tuple((key, config[key]) for key in IMAGES), seed)}.pt"
+    )
 
 
 def train_on_images(
     config: Mapping[str, Any],
     seed: int,  # the fold, and the seed of weights and batches
     checkpoint: Path | None = None,
-) -> tuple[nn.Module, ImageTask, Any]:  # the best encoder by validation, its data, the run
-    """Train an encoder on a fold; keep the weights that rank the validation set's crops best."""
+) -> tuple[
+    nn.Module, ImageTask, Any
+]:  # the best encoder by validation, its data, the run
+    """Train an encoder on a fold; keep the weights that rank the validation set's crops
+    best."""
     config = with_table9(config)
     task = image_task(config, seed)
     wait = math.floor(config["select_from"] * config["steps"] / config["select_every"])
     selecting = Selecting(image_encoder(config, task, seed), wait)
     assert task.data.human is not None
-    votes, views, held_out, finished = task.data.human.probs, task.data.views, task.fold.validation, finished_file(config, seed)
+    votes, views, held_out, finished = (
+        task.data.human.probs,
+        task.data.views,
+        task.fold.validation,
+        finished_file(config, seed),
+    )
     if finished is not None and finished.exists():
-        return selecting.best.eval(), task, Run(**load_weights(finished, selecting.best))
+        return (
+            selecting.best.eval(),
+            task,
+            Run(**load_weights(finished, selecting.best)),
+        )
 
     def evaluate(encoder: nn.Module) -> dict[str, float]:
-        cropped, whole = (encode(selecting.encoder, views[name].data[held_out]).concentration for name in ("random", "full"))
+        cropped, whole = (
+            encode(selecting.encoder, views[name].data[held_out]).concentration
+            for name in ("random", "full")
+        )
         score = spearman(cropped, views["random"].sizes[held_out])
         selecting.keep(score)
-        return {"crop_corr": score, "entropy_corr": entropy_correlation(whole, votes[held_out])}
+        return {
+            "crop_corr": score,
+            "entropy_corr": entropy_correlation(whole, votes[held_out]),
+        }
 
     training = Config(
-        steps=config["steps"], batch_size=config["batch_size"], n_neg=config["n_neg"], lr_mu=config["lr"],
-        weight_decay=config["weight_decay"], schedule=config["schedule"], decay=config["decay"], kappa_from=config["kappa_from"],
-        clip=config["clip"], seed=seed, log_every=config["select_every"],
+        steps=config["steps"],
+        batch_size=config["batch_size"],
+        n_neg=config["n_neg"],
+        lr_mu=config["lr"],
+        weight_decay=config["weight_decay"],
+        schedule=config["schedule"],
+        decay=config["decay"],
+        kappa_from=config["kappa_from"],
+        clip=config["clip"],
+        seed=seed,
+        log_every=config["select_every"],
         label=f"{config['loss']}, {config['labels']}, fold {seed}",
-    )  # fmt: skip
-    run = fit(selecting, image_loss(config), task.draw, training, checkpoint=checkpoint, evaluate=evaluate)
+    )
+    run = fit(
+        selecting,
+        image_loss(config),
+        task.draw,
+        training,
+        checkpoint=checkpoint,
+        evaluate=evaluate,
+    )
     if finished is not None:
-        save_weights({"net": selecting.best.state_dict(), "step": run.step, "curve": run.curve, "seconds": run.seconds}, finished)
+        save_weights(
+            {
+                "net": selecting.best.state_dict(),
+                "step": run.step,
+                "curve": run.curve,
+                "seconds": run.seconds,
+            },
+            finished,
+        )
     return selecting.best.eval(), task, run
 
 # %% ../nbs/46_cifar10h.ipynb #5776f666
@@ -1142,29 +1809,51 @@ def judge_certainty(
     task: ImageTask,
     certainty: Callable[[Tensor], Tensor],  # of a view of images
     embed: Callable[[Tensor], Tensor],  # for retrieval
-) -> tuple[dict[str, float], dict[str, list[float]]]:  # metrics, and the rejection curve
-    """Compare certainty with people, with crops, and with its own failures, on the test images."""
+) -> tuple[
+    dict[str, float], dict[str, list[float]]
+]:  # metrics, and the rejection curve
+    """Compare certainty with people, with crops, and with its own failures, on the test
+    images."""
     data, items = task.data, task.fold.test
     assert data.human is not None
     full, labels = data.views["full"].data[items], data.labels[items]
     own = certainty(full)
     metrics = {"entropy_corr": entropy_correlation(own, data.human.probs[items])}
     for name, mode in (("crop_corr", "random"), ("crop_corr_centre", "centre")):
-        metrics[name] = spearman(certainty(data.views[mode].data[items]), data.views[mode].sizes[items])
+        metrics[name] = spearman(
+            certainty(data.views[mode].data[items]), data.views[mode].sizes[items]
+        )
     right = hits_at_k(embed(full), labels)
     shares = np.arange(17) / 20
     recalls = rejection_curve(own, right, shares)
-    metrics |= {"recall_at_1": float(right.double().mean()), "r_auroc": r_auroc(own, right), "aurc": rejection_area(own, right)}
-    metrics |= {"recall_at_1_40": float(recalls[8]), "recall_at_1_80": float(recalls[16])}
+    metrics |= {
+        "recall_at_1": float(right.double().mean()),
+        "r_auroc": r_auroc(own, right),
+        "aurc": rejection_area(own, right),
+    }
+    metrics |= {
+        "recall_at_1_40": float(recalls[8]),
+        "recall_at_1_80": float(recalls[16]),
+    }
     metrics["recall_trend"] = spearman(shares, recalls)
     return metrics, {"rejected": shares.tolist(), "recall_at_1": recalls.tolist()}
 
 
-def measure_images(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
+def measure_images(
+    config: Mapping[str, Any], seed: int, checkpoint: Path | None = None
+) -> Outcome:
     """Train on a fold and say what kappa knows."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
-    metrics, _ = judge_certainty(task, lambda x: encode(encoder, x).concentration, lambda x: encode(encoder, x).loc)
-    metrics["kappa_median"] = encode(encoder, task.data.views["full"].data[task.fold.test]).concentration.median().item()
+    metrics, _ = judge_certainty(
+        task,
+        lambda x: encode(encoder, x).concentration,
+        lambda x: encode(encoder, x).loc,
+    )
+    metrics["kappa_median"] = (
+        encode(encoder, task.data.views["full"].data[task.fold.test])
+        .concentration.median()
+        .item()
+    )
     return Outcome(metrics, curve=run.curve, seconds=run.seconds)
 
 
@@ -1179,19 +1868,40 @@ def image_experiment(
     """Register an experiment on images, with all its presets."""
     full = {row: {**IMAGES, **numbers} for row, numbers in rows.items()}
     presets = {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}
-    register(Experiment(name, question, measure, full, presets, seeds, trains, group="images"))
+    register(
+        Experiment(
+            name, question, measure, full, presets, seeds, trains, group="images"
+        )
+    )
 
 # %% ../nbs/46_cifar10h.ipynb #8f5c0d83
-def measure_on_validation(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
-    """Like `measure_images`, on the validation images: for choices that must not see the test images."""
+def measure_on_validation(
+    config: Mapping[str, Any], seed: int, checkpoint: Path | None = None
+) -> Outcome:
+    """Like `measure_images`, on the validation images: for choices that must not see
+    the test images."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
     task = task._replace(fold=task.fold._replace(test=task.fold.validation))
-    metrics, _ = judge_certainty(task, lambda x: encode(encoder, x).concentration, lambda x: encode(encoder, x).loc)
+    metrics, _ = judge_certainty(
+        task,
+        lambda x: encode(encoder, x).concentration,
+        lambda x: encode(encoder, x).loc,
+    )
     return Outcome(metrics, curve=run.curve, seconds=run.seconds)
 
 
-MORE_IMAGES: dict[str, Any] = {"labels": "cifar10h-soft+cifar10-hard", "steps": 1000, "select_every": 100}
-TUNED: dict[str, Any] = {"dim": 5, "kappa_pos": 8.0, "crop_share": 0.2, "batch_size": 256, "steps": 500}  # for the exact losses
+MORE_IMAGES: dict[str, Any] = {
+    "labels": "cifar10h-soft+cifar10-hard",
+    "steps": 1000,
+    "select_every": 100,
+}
+TUNED: dict[str, Any] = {
+    "dim": 5,
+    "kappa_pos": 8.0,
+    "crop_share": 0.2,
+    "batch_size": 256,
+    "steps": 500,
+}  # for the exact losses
 CHOICES: dict[str, dict[str, Any]] = {
     "base": {},
     "few-crops": {"crop_share": 0.1},
@@ -1214,7 +1924,10 @@ CHOICES: dict[str, dict[str, Any]] = {
 image_experiment(
     "image_choices",
     "What makes certainty carry over to new images?",
-    {name: {"loss": "exact-infonce", **TUNED, **change} for name, change in CHOICES.items()},
+    {
+        name: {"loss": "exact-infonce", **TUNED, **change}
+        for name, change in CHOICES.items()
+    },
     measure_on_validation,
     seeds=(1,),
 )
@@ -1225,7 +1938,10 @@ image_experiment(
     "Does certainty agree with annotators and with crops?",
     {
         "hib": {"loss": "hib"},
-        "elk": {"loss": "elk", "kappa_pos": 1.0},  # its factor saturates the softmax where the others need 8 or 16
+        "elk": {
+            "loss": "elk",
+            "kappa_pos": 1.0,
+        },  # its factor saturates the softmax where the others need 8 or 16
         "mcinfonce": {"loss": "mcinfonce"},
         **{loss: {"loss": loss, **TUNED} for loss in ("exact-infonce", "exact-nwj")},
         "exact-infonce-more-images": {"loss": "exact-infonce", **TUNED, **MORE_IMAGES},
@@ -1234,12 +1950,18 @@ image_experiment(
 image_experiment(
     "table5",
     "Are soft labels needed?",
-    {labels: {"labels": labels} for labels in ("cifar10h-soft", "cifar10h-hard", "cifar10-hard")},
+    {
+        labels: {"labels": labels}
+        for labels in ("cifar10h-soft", "cifar10h-hard", "cifar10-hard")
+    },
 )
 image_experiment(
     "table10",
     "Is pretraining needed?",
-    {"pretrained": {}, "scratch": {"pretrained": False, "steps": 250, "batch_size": 64}},
+    {
+        "pretrained": {},
+        "scratch": {"pretrained": False, "steps": 250, "batch_size": 64},
+    },
 )
 
 # %% ../nbs/46_cifar10h.ipynb #61d8cfb6
@@ -1251,42 +1973,87 @@ image_experiment(
 
 # %% ../nbs/46_cifar10h.ipynb #920abeea
 GRID: dict[str, tuple[float, ...]] = {
-    "m": (0, 1, 32), "dim": (8, 16), "kappa_pos": (16, 32, 64), "phasewise": (0, 1), "a": (0.5, 1, 2, 4), "b": (-2, -1, 0, 1, 2),
-}  # fmt: skip
-GRID_START = {"dim": 8, "kappa_pos": 16.0, "steps": 80, "batch_size": 32, "select_every": 40, "as_published": True}
+    "m": (0, 1, 32),
+    "dim": (8, 16),
+    "kappa_pos": (16, 32, 64),
+    "phasewise": (0, 1),
+    "a": (0.5, 1, 2, 4),
+    "b": (-2, -1, 0, 1, 2),
+}
+GRID_START = {
+    "dim": 8,
+    "kappa_pos": 16.0,
+    "steps": 80,
+    "batch_size": 32,
+    "select_every": 40,
+    "as_published": True,
+}
 
 
 def grid_axes(loss: str) -> list[str]:
-    """What is chosen for a loss: only HIB has a slope and an offset, and it alone has no kappa_pos."""
-    return [name for name in GRID if name not in (("kappa_pos",) if loss == "hib" else ("a", "b"))]
+    """What is chosen for a loss: only HIB has a slope and an offset, and it alone has
+    no kappa_pos."""
+    return [
+        name
+        for name in GRID
+        if name not in (("kappa_pos",) if loss == "hib" else ("a", "b"))
+    ]
 
 
 def grid_setting(axis: str, value: float) -> dict[str, Any]:
-    """A choice on an axis, in the words of the configuration; phases hold kappa back for the first half."""
+    """A choice on an axis, in the words of the configuration; phases hold kappa back
+    for the first half."""
     name = {"m": "n_neg", "phasewise": "kappa_from"}.get(axis, axis)
-    return {name: 0.5 * value if axis == "phasewise" else int(value) if axis in ("m", "dim") else float(value)}
+    return {
+        name: 0.5 * value
+        if axis == "phasewise"
+        else int(value)
+        if axis in ("m", "dim")
+        else float(value)
+    }
 
 
 def measure_image_grid(config: Mapping[str, Any], seed: int) -> Outcome:
-    """Choose one setting after the other by the validation set's crops, and name the best of each."""
-    first = {axis: grid_setting(axis, GRID[axis][0])[axis] for axis in GRID if config.get(axis, 0) is None}  # left open
+    """Choose one setting after the other by the validation set's crops, and name the
+    best of each."""
+    first = {
+        axis: grid_setting(axis, GRID[axis][0])[axis]
+        for axis in GRID
+        if config.get(axis, 0) is None
+    }  # left open
     chosen, cells, known = {**config, **first}, dict[str, list[float]](), -1.0
-    best = {axis: float(chosen.get(axis, 0)) for axis in GRID}  # no negatives and no phases to begin with
+    best = {
+        axis: float(chosen.get(axis, 0)) for axis in GRID
+    }  # no negatives and no phases to begin with
     axes = grid_axes(config["loss"])
     for axis in axes:
         scores: dict[float, float] = {}
         for value in GRID[axis]:
-            if axis != axes[0] and value == best[axis]:  # the best of the axis before had this value
+            if (
+                axis != axes[0] and value == best[axis]
+            ):  # the best of the axis before had this value
                 scores[value] = known
                 continue
-            score = train_on_images({**chosen, **grid_setting(axis, value)}, seed)[2].curve["crop_corr"][-1]
+            score = train_on_images({**chosen, **grid_setting(axis, value)}, seed)[
+                2
+            ].curve["crop_corr"][-1]
             scores[value] = score if score > -1 else -1.0  # no number is the worst
-            for name, number in {**best, axis: value, "crop_corr": scores[value]}.items():
+            for name, number in {
+                **best,
+                axis: value,
+                "crop_corr": scores[value],
+            }.items():
                 cells.setdefault(name, []).append(float(number))
         best[axis] = max(scores, key=scores.__getitem__)
         known = scores[best[axis]]
         chosen |= grid_setting(axis, best[axis])
-    return Outcome({**{f"best_{axis}": float(best[axis]) for axis in axes}, "validation_crop_corr": known}, curve=cells)
+    return Outcome(
+        {
+            **{f"best_{axis}": float(best[axis]) for axis in axes},
+            "validation_crop_corr": known,
+        },
+        curve=cells,
+    )
 
 
 image_experiment(
@@ -1295,7 +2062,10 @@ image_experiment(
     {
         f"{loss}-{labels}": {"loss": loss, "labels": labels, **GRID_START}
         for loss, labels in (
-            ("hib", "cifar10h-soft"), ("elk", "cifar10h-soft"), ("mcinfonce", "cifar10h-soft"), ("mcinfonce", "cifar10h-hard"),
+            ("hib", "cifar10h-soft"),
+            ("elk", "cifar10h-soft"),
+            ("mcinfonce", "cifar10h-soft"),
+            ("mcinfonce", "cifar10h-hard"),
             ("mcinfonce", "cifar10-hard"),
         )
     },
@@ -1305,7 +2075,9 @@ image_experiment(
 )
 
 # %% ../nbs/46_cifar10h.ipynb #24f3b6de
-def fit_probe(features: Tensor, probs: Tensor, epochs: int = 30, rate: float = 1e-3, seed: int = 0) -> nn.Linear:
+def fit_probe(
+    features: Tensor, probs: Tensor, epochs: int = 30, rate: float = 1e-3, seed: int = 0
+) -> nn.Linear:
     """A linear classifier on frozen features, trained on soft labels."""
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
@@ -1321,39 +2093,64 @@ def fit_probe(features: Tensor, probs: Tensor, epochs: int = 30, rate: float = 1
 
 
 def measure_baseline(config: Mapping[str, Any], seed: int) -> Outcome:
-    """Certainties that need no posterior, judged like kappa; on frozen features in every preset."""
+    """Certainties that need no posterior, judged like kappa; on frozen features in
+    every preset."""
     task = image_task({**config, "backbone": "light", "pretrained": True}, seed)
     train = task.data.views["full"].data[task.fold.train]
 
     def of_probe() -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         assert task.data.human is not None
-        probe = fit_probe(train, task.data.human.probs[task.fold.train].float(), seed=seed)
-        return lambda x: -torch.special.entr(probe(x).softmax(-1)).sum(-1), lambda x: probe(x)
+        probe = fit_probe(
+            train, task.data.human.probs[task.fold.train].float(), seed=seed
+        )
+        return (
+            lambda x: -torch.special.entr(probe(x).softmax(-1)).sum(-1),
+            lambda x: probe(x),
+        )
 
-    makers: dict[str, Callable[[], tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]] = {
+    makers: dict[
+        str, Callable[[], tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
+    ] = {
         "probe-entropy": of_probe,
         "feature-norm": lambda: (lambda x: x.norm(dim=-1), lambda x: x),
         "neighbour": lambda: (lambda x: nearest(x, train).cosines[:, 0], lambda x: x),
     }
-    metrics, curve = judge_certainty(task, *lookup("baseline", config["baseline"], makers)())
+    metrics, curve = judge_certainty(
+        task, *lookup("baseline", config["baseline"], makers)()
+    )
     return Outcome(metrics, curve=curve)
 
 
 image_experiment(
     "image_baselines",
     "What do certainties know that need no posterior?",
-    {name: {"baseline": name, "crop_share": 0.0} for name in ("probe-entropy", "feature-norm", "neighbour")},
+    {
+        name: {"baseline": name, "crop_share": 0.0}
+        for name in ("probe-entropy", "feature-norm", "neighbour")
+    },
     measure_baseline,
     trains=False,
 )
 
 # %% ../nbs/47_abstention.ipynb #29f38789
-def measure_rejection(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
-    """Recall@1 while the least certain images are refused, as queries and as answers."""
+def measure_rejection(
+    config: Mapping[str, Any], seed: int, checkpoint: Path | None = None
+) -> Outcome:
+    """Recall@1 while the least certain images are refused, as queries and as
+    answers."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
-    metrics, curve = judge_certainty(task, lambda x: encode(encoder, x).concentration, lambda x: encode(encoder, x).loc)
-    q, labels = encode(encoder, task.data.views["full"].data[task.fold.test]), task.data.labels[task.fold.test]
-    safe = safe_retrieval(q.loc, q.concentration, labels, config["reject"], config["clean"])
+    metrics, curve = judge_certainty(
+        task,
+        lambda x: encode(encoder, x).concentration,
+        lambda x: encode(encoder, x).loc,
+    )
+    q, labels = (
+        encode(encoder, task.data.views["full"].data[task.fold.test]),
+        task.data.labels[task.fold.test],
+    )
+    safe = safe_retrieval(
+        q.loc, q.concentration, labels, config["reject"], config["clean"]
+    )
     for name in ("full", "reject", "clean", "both"):
         metrics[f"safe_{name}"] = getattr(safe, name)
     return Outcome(metrics, curve=curve, seconds=run.seconds)
@@ -1370,26 +2167,57 @@ image_experiment(
 )
 
 # %% ../nbs/48_credible_images.ipynb #39f8c73c
-def measure_credible(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
-    """Credible sets of the most certain test image, the least certain one, and those at the quartiles between."""
+def measure_credible(
+    config: Mapping[str, Any], seed: int, checkpoint: Path | None = None
+) -> Outcome:
+    """Credible sets of the most certain test image, the least certain one, and those at
+    the quartiles between."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
     test, probs = task.fold.test, task.data.human.probs  # type: ignore[union-attr]
     q = encode(encoder, task.data.views["full"].data[test])
     order = q.concentration.argsort(descending=True)
     queries = order[[round(i * (len(order) - 1) / 4) for i in range(5)]]
     sets = CredibleRetriever(q, task.data.labels[test]).query(
-        VonMisesFisher(q.loc[queries], q.concentration[queries], validate_args=False), config["level"]
+        VonMisesFisher(q.loc[queries], q.concentration[queries], validate_args=False),
+        config["level"],
     )
     assert sets.n_classes is not None
-    names = ("images_in_interval", "images_at_q75", "images_at_median", "images_at_q25", "images_at_lowest")
-    metrics = {name: float(count - 1) for name, count in zip(names, sets.count, strict=True)}  # without the query itself
-    metrics |= {name.replace("images", "classes"): float(n) for name, n in zip(names, sets.n_classes, strict=True)}
-    curve: dict[str, list[float]] = {name: [] for name in ("query", "kappa", "entropy", "image", "cosine")}
-    for query, items, cosines in zip(queries, sets.split(), sets.cosines.split(sets.count.tolist()), strict=True):
-        shown = torch.linspace(0, len(items) - 1, min(len(items), config["n_shown"])).round().long()
+    names = (
+        "images_in_interval",
+        "images_at_q75",
+        "images_at_median",
+        "images_at_q25",
+        "images_at_lowest",
+    )
+    metrics = {
+        name: float(count - 1) for name, count in zip(names, sets.count, strict=True)
+    }  # without the query itself
+    metrics |= {
+        name.replace("images", "classes"): float(n)
+        for name, n in zip(names, sets.n_classes, strict=True)
+    }
+    curve: dict[str, list[float]] = {
+        name: [] for name in ("query", "kappa", "entropy", "image", "cosine")
+    }
+    for query, items, cosines in zip(
+        queries, sets.split(), sets.cosines.split(sets.count.tolist()), strict=True
+    ):
+        shown = (
+            torch.linspace(0, len(items) - 1, min(len(items), config["n_shown"]))
+            .round()
+            .long()
+        )
         entropy = torch.special.entr(probs[test[query]]).sum().item()
-        for item, cosine in zip(test[items[shown]].tolist(), cosines[shown].tolist(), strict=True):
-            row = (test[query].item(), q.concentration[query].item(), entropy, item, cosine)
+        for item, cosine in zip(
+            test[items[shown]].tolist(), cosines[shown].tolist(), strict=True
+        ):
+            row = (
+                test[query].item(),
+                q.concentration[query].item(),
+                entropy,
+                item,
+                cosine,
+            )
             for name, value in zip(curve, row, strict=True):
                 curve[name].append(float(value))
     return Outcome(metrics, curve=curve, seconds=run.seconds)
@@ -1397,36 +2225,59 @@ def measure_credible(config: Mapping[str, Any], seed: int, checkpoint: Path | No
 
 image_experiment(
     "figure6",
-    "How many images does the credible interval of a clear query hold, and of an ambiguous one?",
+    "How many images does the credible interval of a clear query hold, and of an "
+    "ambiguous one?",
     {"clear-query": {"level": 0.95, "n_shown": 9}},
     measure_credible,
     seeds=(1,),
 )
 
 # %% ../nbs/48_credible_images.ipynb #48ec5321
-def measure_extremes(config: Mapping[str, Any], seed: int, checkpoint: Path | None = None) -> Outcome:
-    """The images of each class with the lowest and the highest kappa, and the annotators' entropy on both."""
+def measure_extremes(
+    config: Mapping[str, Any], seed: int, checkpoint: Path | None = None
+) -> Outcome:
+    """The images of each class with the lowest and the highest kappa, and the
+    annotators' entropy on both."""
     encoder, task, run = train_on_images(config, seed, checkpoint)
     assert task.data.human is not None
     entropy, n = task.data.human.entropy, config["n_shown"]
-    curve: dict[str, list[float]] = {name: [] for name in ("class", "lowest", "highest", "kappa_lowest", "kappa_highest")}
+    curve: dict[str, list[float]] = {
+        name: []
+        for name in ("class", "lowest", "highest", "kappa_lowest", "kappa_highest")
+    }
     labels = task.data.labels[task.fold.test]
     for kind in labels.unique().tolist():
         items = task.fold.test[labels == kind]
         kappa = encode(encoder, task.data.views["full"].data[items]).concentration
         order = kappa.argsort()
-        for low, high in zip(order[:n].tolist(), order.flip(0)[:n].tolist(), strict=True):
-            row = (kind, items[low].item(), items[high].item(), kappa[low].item(), kappa[high].item())
+        for low, high in zip(
+            order[:n].tolist(), order.flip(0)[:n].tolist(), strict=True
+        ):
+            row = (
+                kind,
+                items[low].item(),
+                items[high].item(),
+                kappa[low].item(),
+                kappa[high].item(),
+            )
             for name, value in zip(curve, row, strict=True):
                 curve[name].append(float(value))
-    low, high = (entropy[torch.tensor(curve[name]).long()].mean().item() for name in ("lowest", "highest"))
-    metrics = {"entropy_gap": low - high, "entropy_lowest": low, "entropy_highest": high}
+    low, high = (
+        entropy[torch.tensor(curve[name]).long()].mean().item()
+        for name in ("lowest", "highest")
+    )
+    metrics = {
+        "entropy_gap": low - high,
+        "entropy_lowest": low,
+        "entropy_highest": high,
+    }
     return Outcome(metrics, curve=curve, seconds=run.seconds)
 
 
 image_experiment(
     "figure8",
-    "Do people disagree more about the images of lowest kappa than about those of highest?",
+    "Do people disagree more about the images of lowest kappa than about those of "
+    "highest?",
     {"mcinfonce": {"n_shown": 5}},
     measure_extremes,
     seeds=(1,),

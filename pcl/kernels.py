@@ -26,25 +26,39 @@ def _meet(
     p: VonMisesFisher,
     q: VonMisesFisher,
     pairwise: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # 1 - cos, kappa of p, kappa of q: float64, ready to broadcast
+) -> tuple[
+    Tensor, Tensor, Tensor
+]:  # 1 - cos, kappa of p, kappa of q: float64, ready to broadcast
     "What every kernel needs: how far apart the means are, and both concentrations."
     for name, x in (("p", p), ("q", q)):
         if not isinstance(x, VonMisesFisher):
             raise TypeError(f"{name} must be a VonMisesFisher, got {type(x).__name__}")
     if p.dim != q.dim:
-        raise ValueError(f"p and q must live in the same dimension, not {p.dim} and {q.dim}")
+        raise ValueError(
+            f"p and q must live in the same dimension, not {p.dim} and {q.dim}"
+        )
     if pairwise and not (p.batch_shape and q.batch_shape):
-        raise ValueError("pairwise=True compares every member of p with every member of q: give both a batch dimension")
+        raise ValueError(
+            "pairwise=True compares every member of p with every member of q: give "
+            "both a batch dimension"
+        )
     batches = [x.batch_shape[:-1] if pairwise else x.batch_shape for x in (p, q)]
     try:
         torch.broadcast_shapes(*batches)
     except RuntimeError as error:
         shapes = f"{tuple(p.batch_shape)} and {tuple(q.batch_shape)}"
-        raise ValueError(f"p and q must have batch shapes that broadcast, not {shapes}; or pass pairwise=True") from error
+        raise ValueError(
+            f"p and q must have batch shapes that broadcast, not {shapes}; or pass "
+            "pairwise=True"
+        ) from error
     a, b = (torch.nn.functional.normalize(x.loc.double(), dim=-1) for x in (p, q))
     k1, k2 = p.concentration.double(), q.concentration.double()
     if not pairwise:
-        return (a - b).square().sum(-1) / 2, k1, k2  # exact also where 1 - a.b would round to nothing
+        return (
+            (a - b).square().sum(-1) / 2,
+            k1,
+            k2,
+        )  # exact also where 1 - a.b would round to nothing
     return (1 - a @ b.mT).clamp(min=0), k1[..., :, None], k2[..., None, :]
 
 
@@ -57,13 +71,12 @@ def _resultant(
     length = torch.sqrt(((k1 - k2) ** 2 + 2 * k1 * k2 * (2 - gap)).clamp(min=1e-300))
     return length, 2 * k1 * k2 * gap / (k1 + k2 + length)
 
-
-
 # %% ../nbs/03_kernels.ipynb #3c52b902
 def log_expected_likelihood(
     p: VonMisesFisher,
     q: VonMisesFisher,
-    pairwise: bool = False,  # all pairs of the last batch dimensions instead of element by element
+    # all pairs of the last batch dimensions instead of element by element
+    pairwise: bool = False,
 ) -> Tensor:  # log of the integral of p q
     "Expected likelihood kernel: how likely a draw of one is under the other."
     gap, k1, k2 = _meet(p, q, pairwise)
@@ -71,43 +84,63 @@ def log_expected_likelihood(
     sharp, both = torch.isinf(high), torch.isinf(low)
     low, high = torch.where(both, 1.0, low), torch.where(sharp, 1.0, high)
     length, excess = _resultant(gap, low, high)
-    smooth = log_peak(p.dim, low) + log_peak(p.dim, high) - log_peak(p.dim, length) - excess
+    smooth = (
+        log_peak(p.dim, low) + log_peak(p.dim, high) - log_peak(p.dim, length) - excess
+    )
     value = torch.where(sharp, log_peak(p.dim, low) - low * gap, smooth)
-    return torch.where(both, torch.where(gap == 0, math.inf, -math.inf), value).to(p.loc.dtype)
+    return torch.where(both, torch.where(gap == 0, math.inf, -math.inf), value).to(
+        p.loc.dtype
+    )
 
 
 def log_bhattacharyya(
     p: VonMisesFisher,
     q: VonMisesFisher,
-    pairwise: bool = False,  # all pairs of the last batch dimensions instead of element by element
+    # all pairs of the last batch dimensions instead of element by element
+    pairwise: bool = False,
 ) -> Tensor:  # log of the integral of sqrt(p q), at most 0
-    "Bhattacharyya coefficient: 0 for equal distributions; a point mass overlaps with nothing but itself."
+    """Bhattacharyya coefficient: 0 for equal distributions; a point mass overlaps with
+    nothing but itself."""
     gap, k1, k2 = _meet(p, q, pairwise)
     sharp, both = torch.isinf(k1) | torch.isinf(k2), torch.isinf(k1) & torch.isinf(k2)
     k1, k2 = torch.where(sharp, 1.0, k1), torch.where(sharp, 1.0, k2)
     length, excess = _resultant(gap, k1, k2)
-    value = (log_peak(p.dim, k1) + log_peak(p.dim, k2) - excess) / 2 - log_peak(p.dim, length / 2)
-    return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(p.loc.dtype)
+    value = (log_peak(p.dim, k1) + log_peak(p.dim, k2) - excess) / 2 - log_peak(
+        p.dim, length / 2
+    )
+    return torch.where(sharp, torch.where(both & (gap == 0), 0.0, -math.inf), value).to(
+        p.loc.dtype
+    )
 
 # %% ../nbs/03_kernels.ipynb #39d7f1b9
 def kl(
     p: VonMisesFisher,
     q: VonMisesFisher,
-    pairwise: bool = False,  # all pairs of the last batch dimensions instead of element by element
+    # all pairs of the last batch dimensions instead of element by element
+    pairwise: bool = False,
 ) -> Tensor:  # at least 0
-    "Kullback-Leibler divergence of p from q; infinite if only one of them is a point mass."
+    """Kullback-Leibler divergence of p from q; infinite if only one of them is a point
+    mass."""
     gap, k1, k2 = _meet(p, q, pairwise)
     sharp, both = torch.isinf(k1) | torch.isinf(k2), torch.isinf(k1) & torch.isinf(k2)
     k1, k2 = torch.where(sharp, 1.0, k1), torch.where(sharp, 1.0, k2)
     short = mean_gap(p.dim, k1)  # 1 - A_D
-    value = log_peak(p.dim, k1) - log_peak(p.dim, k2) + k2 * (short + (1 - short) * gap) - k1 * short
-    return torch.where(sharp, torch.where(both & (gap == 0), 0.0, math.inf), value.clamp(min=0)).to(p.loc.dtype)
+    value = (
+        log_peak(p.dim, k1)
+        - log_peak(p.dim, k2)
+        + k2 * (short + (1 - short) * gap)
+        - k1 * short
+    )
+    return torch.where(
+        sharp, torch.where(both & (gap == 0), 0.0, math.inf), value.clamp(min=0)
+    ).to(p.loc.dtype)
 
 
 def cosine_similarity(
     p: VonMisesFisher,
     q: VonMisesFisher,
-    pairwise: bool = False,  # all pairs of the last batch dimensions instead of element by element
+    # all pairs of the last batch dimensions instead of element by element
+    pairwise: bool = False,
 ) -> Tensor:
     "Cosine of the means: the kernel that ignores both concentrations."
     return (1 - _meet(p, q, pairwise)[0]).to(p.loc.dtype)
@@ -116,17 +149,23 @@ def cosine_similarity(
 def squared_distance(
     p: VonMisesFisher,
     q: VonMisesFisher,
-    pairwise: bool = False,  # all pairs of the last batch dimensions instead of element by element
+    # all pairs of the last batch dimensions instead of element by element
+    pairwise: bool = False,
 ) -> Tensor:
-    "Squared Euclidean distance of the natural parameters kappa mu: the L2 distance of unnormalised embeddings."
+    """Squared Euclidean distance of the natural parameters kappa mu: the L2 distance of
+    unnormalised embeddings."""
     gap, k1, k2 = _meet(p, q, pairwise)
     sharp, both = torch.isinf(k1) | torch.isinf(k2), torch.isinf(k1) & torch.isinf(k2)
     k1, k2 = torch.where(sharp, 1.0, k1), torch.where(sharp, 1.0, k2)
     value = (k1 - k2) ** 2 + 2 * k1 * k2 * gap
-    return torch.where(sharp, torch.where(both & (gap == 0), 0.0, math.inf), value).to(p.loc.dtype)
+    return torch.where(sharp, torch.where(both & (gap == 0), 0.0, math.inf), value).to(
+        p.loc.dtype
+    )
 
 # %% ../nbs/03_kernels.ipynb #70b20e12
-DIRAC = 1e12  # a concentration above this is a point mass to every digit of float64 that log_marginal promises
+# a concentration above this is a point mass to every digit of float64 that log_marginal
+# promises
+DIRAC = 1e12
 _EPS = 2.0**-52
 _TOP_ORDER = 64
 
@@ -135,15 +174,25 @@ _TOP_ORDER = 64
 def _debye_polynomials(
     order: float,
     n_terms: int = 12,  # enough for 1e-15 at orders from _TOP_ORDER on
-) -> tuple[list[float], list[float]]:  # sum_k u_k(p) / order^k, and the same of v_k - u_k, lowest power of p first
-    "Debye's uniform expansions of I_nu and I_nu', summed over their terms into one polynomial each."
+) -> tuple[
+    list[float], list[float]
+]:  # sum_k u_k(p) / order^k, and the same of v_k - u_k, lowest power of p first
+    """Debye's uniform expansions of I_nu and I_nu', summed over their terms into one
+    polynomial each."""
     u: Any = np.ones(1)
     total: Any = np.ones(1)
     gap: Any = np.zeros(1)
     for k in range(1, n_terms + 1):
         du = poly.polyder(u)
-        gap = poly.polyadd(gap, poly.polymul([0, -1, 0, 1], poly.polyadd(u / 2, poly.polymul([0, 1], du))) / order**k)
-        u = poly.polyadd(poly.polymul([0, 0, 0.5, 0, -0.5], du), poly.polyint(poly.polymul([1, 0, -5], u)) / 8)
+        gap = poly.polyadd(
+            gap,
+            poly.polymul([0, -1, 0, 1], poly.polyadd(u / 2, poly.polymul([0, 1], du)))
+            / order**k,
+        )
+        u = poly.polyadd(
+            poly.polymul([0, 0, 0.5, 0, -0.5], du),
+            poly.polyint(poly.polymul([1, 0, -5], u)) / 8,
+        )
         total = poly.polyadd(total, u / order**k)
     return total.tolist(), gap.tolist()
 
@@ -162,23 +211,36 @@ def _horner(
 def _bessel_top(
     order: float,  # at least _TOP_ORDER
     kappa: Tensor,  # float64, finite
-) -> tuple[Tensor, Tensor, Tensor]:  # log(I kappa^-order e^-kappa), 1 - r, r' with r = I_{order+1} / I_order
-    "Everything about I at one large order, arranged so that nothing cancels at kappa = 0 or kappa = 1e12."
+) -> tuple[
+    Tensor, Tensor, Tensor
+]:  # log(I kappa^-order e^-kappa), 1 - r, r' with r = I_{order+1} / I_order
+    """Everything about I at one large order, arranged so that nothing cancels at kappa
+    = 0 or kappa = 1e12."""
     total, gap = _debye_polynomials(order)
     z = kappa / order
     root = torch.sqrt(1 + z * z)
     series = _horner(total, 1 / root)
     slope = _horner(gap, 1 / root) / series
-    log_i = order / (root + z) - order * torch.log(order * (1 + root)) + torch.log(series)
+    log_i = (
+        order / (root + z) - order * torch.log(order * (1 + root)) + torch.log(series)
+    )
     log_i = log_i - 0.5 * torch.log(2 * math.pi * order * root)
     fraction = torch.full_like(kappa, 2 * (order + 6))
-    for j in range(5, 0, -1):  # below kappa = 1 five levels of the continued fraction are exact
+    for j in range(
+        5, 0, -1
+    ):  # below kappa = 1 five levels of the continued fraction are exact
         fraction = 2 * (order + j) + kappa * kappa / fraction
     small, safe = kappa < 1, kappa.clamp(min=1)
     r = kappa / fraction
-    q = torch.where(small, 1 - r, (order - order / (root + z) - order * root * slope) / safe)
+    q = torch.where(
+        small, 1 - r, (order - order / (root + z) - order * root * slope) / safe
+    )
     dr_large = 2 * q - q * q - (2 * order + 1) / safe * (1 - q)
-    return log_i, q, torch.where(small, 1 - r * r - (2 * order + 1) / fraction, dr_large)
+    return (
+        log_i,
+        q,
+        torch.where(small, 1 - r * r - (2 * order + 1) / fraction, dr_large),
+    )
 
 
 def _bessel_down(
@@ -191,7 +253,11 @@ def _bessel_down(
     twice = 2 * (order + 1)
     inverse = torch.addcmul(kappa + twice, kappa, q, value=-1)
     r = kappa / inverse
-    return inverse, (twice - kappa * q).div_(inverse), twice / (inverse * inverse) - r * r * dr
+    return (
+        inverse,
+        (twice - kappa * q).div_(inverse),
+        twice / (inverse * inverse) - r * r * dr,
+    )
 
 # %% ../nbs/03_kernels.ipynb #e5c42bc3
 def _coefficients(
@@ -199,7 +265,8 @@ def _coefficients(
     dim: int,
     n_terms: int,
 ) -> tuple[Tensor, Tensor]:  # a_l and da_l/dkappa, each (n_terms, *kappa.shape)
-    "Harmonic coefficients a_l = I_{nu+l} / I_nu of a vMF; every sum has positive terms only."
+    """Harmonic coefficients a_l = I_{nu+l} / I_nu of a vMF; every sum has positive
+    terms only."""
     nu, kappa = dim / 2 - 1, kappa.clamp(max=DIRAC)
     top = max(n_terms, math.ceil(_TOP_ORDER - nu))
     _, q, dr = _bessel_top(nu + top, kappa)
@@ -220,10 +287,13 @@ def _harmonic_growth(
     dim: int,
     degree: int,
 ) -> float:  # N_{degree+1} / N_degree
-    "How the number of independent harmonics grows with the degree; 2 per degree on the circle."
+    """How the number of independent harmonics grows with the degree; 2 per degree on
+    the circle."""
     if degree == 0:
         return float(dim)
-    return (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
+    return (
+        (2 * degree + dim) / (2 * degree + dim - 2) * (degree + dim - 2) / (degree + 1)
+    )
 
 # %% ../nbs/03_kernels.ipynb #5d0c7a12
 def harmonic_counts(
@@ -241,12 +311,17 @@ def zonal_harmonics(
     dim: int,  # D
     n_terms: int,  # degrees 0 to n_terms - 1
 ) -> Tensor:  # (n_terms, *t.shape)
-    "G_l(t), the Gegenbauer polynomials scaled to G_l(1) = 1; on the circle Chebyshev's."
+    """G_l(t), the Gegenbauer polynomials scaled to G_l(1) = 1; on the circle
+    Chebyshev's."""
     _check_series(dim, n_terms)
     before, now, values = torch.zeros_like(t), torch.ones_like(t), []
     for degree in range(n_terms):
         values.append(now)
-        rise, fall = ((2 * degree + dim - 2) / (degree + dim - 2), degree / (degree + dim - 2)) if degree else (1.0, 0.0)
+        rise, fall = (
+            ((2 * degree + dim - 2) / (degree + dim - 2), degree / (degree + dim - 2))
+            if degree
+            else (1.0, 0.0)
+        )
         before, now = now, rise * t * now - fall * before
     return torch.stack(values)
 
@@ -254,7 +329,9 @@ def zonal_harmonics(
 def _check_series(dim: int, n_terms: int) -> None:
     "Refuse a sphere without an angle, and a series without terms."
     if dim < 2:
-        raise ValueError(f"dim must be at least 2: the sphere S^(dim-1) needs an angle; got {dim}")
+        raise ValueError(
+            f"dim must be at least 2: the sphere S^(dim-1) needs an angle; got {dim}"
+        )
     if n_terms < 1:
         raise ValueError(f"n_terms must be at least 1, got {n_terms}")
 
@@ -264,21 +341,35 @@ MAX_TERMS = 512
 
 def _n_terms(
     dim: int,
-    largest: tuple[float, float, float],  # the largest value of each concentration in the batch
-) -> int | None:  # None if more than MAX_TERMS would be needed, or the sums would leave float64
-    "Smallest L whose tail, sum_{l >= L} N_l a_l a_l a_l, is below 2^-53 by Amos's bound on the ratios."
+    largest: tuple[
+        float, float, float
+    ],  # the largest value of each concentration in the batch
+) -> (
+    int | None
+):  # None if more than MAX_TERMS would be needed, or the sums would leave float64
+    """Smallest L whose tail, sum_{l >= L} N_l a_l a_l a_l, is below 2^-53 by Amos's
+    bound on the ratios."""
     nu, log_term, log_total, log_scale = dim / 2 - 1, 0.0, 0.0, 0.0
     for degree in range(MAX_TERMS):
         order, step = nu + degree + 0.5, math.log(_harmonic_growth(dim, degree))
         for kappa in largest:  # r_v <= kappa / (v + 1/2 + sqrt(kappa^2 + (v + 1/2)^2))
             if kappa == 0:
                 return 2
-            step -= math.log(order / kappa + math.hypot(1.0, order / kappa)) if kappa < DIRAC else 0.0
-        # the ratio of successive terms falls with the degree, so the tail is below a geometric one
-        if step < 0 and log_term + step - math.log(-math.expm1(step)) < math.log(_EPS / 2):
+            step -= (
+                math.log(order / kappa + math.hypot(1.0, order / kappa))
+                if kappa < DIRAC
+                else 0.0
+            )
+        # the ratio of successive terms falls with the degree, so the tail is below a
+        # geometric one
+        if step < 0 and log_term + step - math.log(-math.expm1(step)) < math.log(
+            _EPS / 2
+        ):
             return max(degree + 1, 2) if log_total - log_scale < 600 else None
         log_term += step
-        log_total = max(log_total, log_term) + math.log1p(math.exp(-abs(log_total - log_term)))
+        log_total = max(log_total, log_term) + math.log1p(
+            math.exp(-abs(log_total - log_term))
+        )
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
@@ -287,26 +378,34 @@ def _clenshaw_scales(
     dim: int,
     n_terms: int,
 ) -> tuple[list[float], list[float]]:  # 1 / s_l, and the factor of t B_{l+1}
-    "Scale the recurrence so that B_l = c_l / s_l + g_l t B_{l+1} + B_{l+2}: two fused multiply-adds, in place."
+    """Scale the recurrence so that B_l = c_l / s_l + g_l t B_{l+1} + B_{l+2}: two fused
+    multiply-adds, in place."""
     scale = [1.0] * (n_terms + 1)
     for degree in range(n_terms - 2, -1, -1):
         scale[degree] = -(degree + 1) / (degree + dim - 1) * scale[degree + 2]
     factor = [(2 * d + dim - 2) / (d + dim - 2) if d else 1.0 for d in range(n_terms)]
-    return [1 / s for s in scale], [factor[d] * scale[d + 1] / scale[d] for d in range(n_terms)]
+    return [1 / s for s in scale], [
+        factor[d] * scale[d + 1] / scale[d] for d in range(n_terms)
+    ]
 
 
 def _clenshaw(
     t: Tensor,  # float64 tile of cosines
-    left: Tensor,  # (n_terms, families, ...): coefficient l is left[l] * right[l], broadcast over the tile
+    # (n_terms, families, ...): coefficient l is left[l] * right[l], broadcast over the
+    # tile
+    left: Tensor,
     right: Tensor,
     dim: int,
     slope: bool,  # also the derivative in t of the first sum
 ) -> list[Tensor]:  # the first sum, its derivative in t if wanted, the other sums
-    "Sum G_l(t) against several families of coefficients in one sweep, never holding more than two terms."
+    """Sum G_l(t) against several families of coefficients in one sweep, never holding
+    more than two terms."""
     n_terms, families = left.shape[:2]
     inverse_scale, factor = _clenshaw_scales(dim, n_terms)
     ahead, behind = t.new_zeros(2, families + slope, *t.shape).unbind()
-    terms = list(zip(inverse_scale, factor, left.unbind(), right.unbind(), strict=False))
+    terms = list(
+        zip(inverse_scale, factor, left.unbind(), right.unbind(), strict=False)
+    )
     for inverse, g, a, b in reversed(terms):
         behind.addcmul_(t, ahead, value=g)
         if slope:  # the recurrence, differentiated
@@ -320,10 +419,14 @@ def _clenshaw(
 def _bins(
     kappa: Tensor,  # float64
     n_bins: int = 16,
-) -> tuple[Tensor, Tensor]:  # upper edges, and for each kappa the index of the edge above it
+) -> tuple[
+    Tensor, Tensor
+]:  # upper edges, and for each kappa the index of the edge above it
     "At most n_bins upper edges, evenly spaced in log kappa."
     low, high = (float(k) for k in kappa.clamp(1e-6, DIRAC).aminmax())
-    edges = torch.logspace(math.log10(low), math.log10(high), n_bins if high > low else 1).to(kappa)
+    edges = torch.logspace(
+        math.log10(low), math.log10(high), n_bins if high > low else 1
+    ).to(kappa)
     edges[-1] = high
     return edges, torch.bucketize(kappa, edges).clamp_(max=edges.numel() - 1)
 
@@ -337,8 +440,14 @@ def _gegenbauer_envelope(
     samples: int = 6,  # per bin
 ) -> Tensor:  # (n_bins, n_terms): largest |G_l(t)| for sqrt(1 - |t|) in each bin
     "How large each Gegenbauer polynomial gets in each bin of |t|."
-    t = 1 - torch.linspace(0, 1, n_bins * samples, dtype=torch.float64, device=device) ** 2
-    return torch.nn.functional.max_pool1d(zonal_harmonics(t, dim, n_terms).abs(), samples + 2, samples, 1).T
+    t = (
+        1
+        - torch.linspace(0, 1, n_bins * samples, dtype=torch.float64, device=device)
+        ** 2
+    )
+    return torch.nn.functional.max_pool1d(
+        zonal_harmonics(t, dim, n_terms).abs(), samples + 2, samples, 1
+    ).T
 
 
 def _magnitude(
@@ -348,12 +457,20 @@ def _magnitude(
     a: list[Tensor],  # coefficients at the edges, (n_terms, bins); N_l is in the first
     dim: int,
 ) -> Tensor:  # at least sum_l |N_l a_l a_l a_l G_l(t)|, shape of t
-    "Size of the series' terms: a_l grows with kappa, so the upper edges bound it and a small table serves every pair."
+    """Size of the series' terms: a_l grows with kappa, so the upper edges bound it and
+    a small table serves every pair."""
     envelope = _gegenbauer_envelope(dim, a[0].shape[0], str(t.device))
     table = torch.einsum("cl,li,lj,lk->cijk", envelope, *a).flatten()
     n_p, n_1, n_2 = (e.numel() for e in edges)
-    cell = torch.sqrt(1 - t.abs()).mul_(envelope.shape[0]).long().clamp_(max=envelope.shape[0] - 1)
-    index = cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
+    cell = (
+        torch.sqrt(1 - t.abs())
+        .mul_(envelope.shape[0])
+        .long()
+        .clamp_(max=envelope.shape[0] - 1)
+    )
+    index = (
+        cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
+    )
     return table[index]
 
 # %% ../nbs/03_kernels.ipynb #316987f6
@@ -365,10 +482,14 @@ def _normalizer_table(
     dim: int,
     device: str,
 ) -> tuple[Tensor, float]:  # quintic coefficients per cell, and c
-    "log C_dim(kappa) + kappa on a grid in asinh(kappa / c), with two derivatives, as piecewise quintics."
+    """log C_dim(kappa) + kappa on a grid in asinh(kappa / c), with two derivatives, as
+    piecewise quintics."""
     nu = dim / 2 - 1
     c, steps = max(nu, 1.0), max(0, math.ceil(128 - nu))
-    u = torch.arange(int(math.asinh(4 * DIRAC / c) * _CELLS) + 3, dtype=torch.float64) / _CELLS
+    u = (
+        torch.arange(int(math.asinh(4 * DIRAC / c) * _CELLS) + 3, dtype=torch.float64)
+        / _CELLS
+    )
     kappa = c * torch.sinh(u)
     log_i, q, dr = _bessel_top(nu + steps, kappa)
     for v in range(steps - 1, -1, -1):
@@ -376,18 +497,31 @@ def _normalizer_table(
         log_i = log_i + torch.log(inverse)
     f, dk = -dim / 2 * math.log(2 * math.pi) - log_i, torch.sqrt(c * c + kappa * kappa)
     df, ddf = q * dk, q * kappa - dr * dk * dk
-    # far out r' k^2 is a difference of nearly equal numbers, and f' is so straight that its differences are better
+    # far out r' k^2 is a difference of nearly equal numbers, and f' is so straight that
+    # its differences are better
     ddf = torch.where(kappa < 1e4 * c, ddf, torch.gradient(df, spacing=1 / _CELLS)[0])
     df, ddf = df / _CELLS, ddf / (2 * _CELLS**2)
-    rise, turn, bend = f.diff() - df[:-1] - ddf[:-1], df.diff() - 2 * ddf[:-1], ddf.diff()
-    cubic, quartic, quintic = 10 * rise - 4 * turn + bend, 7 * turn - 15 * rise - 2 * bend, 6 * rise - 3 * turn + bend
-    return torch.stack([f[:-1], df[:-1], ddf[:-1], cubic, quartic, quintic], -1).to(device), c
+    rise, turn, bend = (
+        f.diff() - df[:-1] - ddf[:-1],
+        df.diff() - 2 * ddf[:-1],
+        ddf.diff(),
+    )
+    cubic, quartic, quintic = (
+        10 * rise - 4 * turn + bend,
+        7 * turn - 15 * rise - 2 * bend,
+        6 * rise - 3 * turn + bend,
+    )
+    return torch.stack([f[:-1], df[:-1], ddf[:-1], cubic, quartic, quintic], -1).to(
+        device
+    ), c
 
 
 def _scaled_normalizer(
     dim: int,  # 1 is allowed: the two points of S^0
     kappa: Tensor,  # float64, below 4e12
-) -> tuple[Tensor, Tensor]:  # log C_dim(kappa) + kappa, and its derivative 1 - A_dim(kappa)
+) -> tuple[
+    Tensor, Tensor
+]:  # log C_dim(kappa) + kappa, and its derivative 1 - A_dim(kappa)
     "The normaliser without its exponential part, by table."
     table, c = _normalizer_table(dim, str(kappa.device))
     dk = torch.sqrt(kappa * kappa + c * c)
@@ -406,8 +540,11 @@ def _saddle(
     y: Tensor,
     z: Tensor,
     dim: int,
-) -> tuple[Tensor, Tensor]:  # v = log tan(theta / 2) at the peak of the integrand, and the peak's width
-    "Bracketed Newton on the unimodal log-integrand, with Amos's closed forms in place of the Bessel ratios."
+) -> tuple[
+    Tensor, Tensor
+]:  # v = log tan(theta / 2) at the peak of the integrand, and the peak's width
+    """Bracketed Newton on the unimodal log-integrand, with Amos's closed forms in place
+    of the Bessel ratios."""
     tangent, yz, v = (x * x) * (1 - t) * (1 + t), y * z, torch.zeros_like(t)
     low, high, done = v - 40, v + 40, torch.zeros_like(t, dtype=torch.bool)
     for _ in range(60):
@@ -415,7 +552,10 @@ def _saddle(
         one_plus_s = torch.where(s > 0, 1 + s, sin2 / (1 - s))
         root = torch.sqrt((y - z) ** 2 + 2 * yz * one_plus_s + ((dim + 1) / 2) ** 2)
         root1 = torch.sqrt(tangent * sin2 + (dim / 2) ** 2)
-        g, g1 = 1 / ((dim - 1) / 2 + root), 1 / ((dim - 2) / 2 + root1)  # A_D(R) / R and A_{D-1}(w) / w
+        g, g1 = (
+            1 / ((dim - 1) / 2 + root),
+            1 / ((dim - 2) / 2 + root1),
+        )  # A_D(R) / R and A_{D-1}(w) / w
         pull, volume = x * t + yz * g, tangent * g1 * sin2 + dim - 1
         p = sin2 * pull - s * volume  # minus the slope in v
         dp = -2 * s * pull - sin2 * (yz * g) ** 2 / root - volume
@@ -439,9 +579,14 @@ def _pull(
     resultant: Tensor,  # |kappa mu + other mu'|
     q: Tensor,  # 1 - A_D(resultant)
 ) -> Tensor:  # A_D(resultant) d resultant / d kappa - 1
-    "Slope of -log C_D(resultant) - kappa in kappa, without the cancellation at large kappa."
+    """Slope of -log C_D(resultant) - kappa in kappa, without the cancellation at large
+    kappa."""
     along, safe = kappa + other * s, resultant.clamp(min=1e-300)
-    gap = torch.where(along > 0, other * other * sin2 / (safe * (safe + along.clamp(min=0))), 1 - along / safe)
+    gap = torch.where(
+        along > 0,
+        other * other * sin2 / (safe * (safe + along.clamp(min=0))),
+        1 - along / safe,
+    )
     return -gap - q * (1 - gap)
 
 
@@ -454,8 +599,13 @@ def _log_integrand(
     dim: int,
     slopes: bool,  # also the derivatives in t, x, y, z
 ) -> tuple[Tensor, list[Tensor]]:
-    "Log of the integrand of the positive integral in v, without the factors that do not depend on v."
-    half_sin, half_cos, sin_phi = torch.sqrt((1 - t) / 2), torch.sqrt((1 + t) / 2), torch.sqrt((1 - t) * (1 + t))
+    """Log of the integrand of the positive integral in v, without the factors that do
+    not depend on v."""
+    half_sin, half_cos, sin_phi = (
+        torch.sqrt((1 - t) / 2),
+        torch.sqrt((1 + t) / 2),
+        torch.sqrt((1 - t) * (1 + t)),
+    )
     tan = torch.exp(v)  # of theta / 2
     c2 = 1 / torch.addcmul(v.new_ones(()), tan, tan)
     s2 = tan * tan * c2
@@ -464,15 +614,28 @@ def _log_integrand(
     f_w, q_w = _scaled_normalizer(dim - 1, w)
     f_r, q_r = _scaled_normalizer(dim, resultant)
     away = 2 * (tan * half_cos - half_sin) ** 2 * c2  # 1 - cos(theta - phi)
-    log_f = (dim - 1) * torch.log(sin) - f_w - f_r - x * away - (4 * y * z) * s2 / (resultant + y + z).clamp(min=1e-300)
+    log_f = (
+        (dim - 1) * torch.log(sin)
+        - f_w
+        - f_r
+        - x * away
+        - (4 * y * z) * s2 / (resultant + y + z).clamp(min=1e-300)
+    )
     if not slopes:
         return log_f, []
-    near_zero = (1 - w * w / ((dim - 1) * (dim + 1))) / (dim - 1)  # A(w) / w where w is too small to divide by
+    near_zero = (1 - w * w / ((dim - 1) * (dim + 1))) / (
+        dim - 1
+    )  # A(w) / w where w is too small to divide by
     a_over_w = torch.where(w < 1e-3 * dim, near_zero, (1 - q_w) / w.clamp(min=1e-300))
     sin2 = sin * sin
     in_t = x * (s - (x * t) * sin2 * a_over_w)
     in_x = -away - q_w * sin_phi * sin
-    return log_f, [in_t, in_x, _pull(y, z, s, sin2, resultant, q_r), _pull(z, y, s, sin2, resultant, q_r)]
+    return log_f, [
+        in_t,
+        in_x,
+        _pull(y, z, s, sin2, resultant, q_r),
+        _pull(z, y, s, sin2, resultant, q_r),
+    ]
 
 # %% ../nbs/03_kernels.ipynb #1c63c8bd
 def _trapezium(
@@ -482,14 +645,18 @@ def _trapezium(
     arguments: tuple[Tensor, Tensor, Tensor, Tensor],  # t, x, y, z
     dim: int,
     slopes: bool,
-) -> tuple[Tensor, Tensor]:  # log of the integral (n,), and the means of u and of the slopes (1 or 5, n)
+) -> tuple[
+    Tensor, Tensor
+]:  # log of the integral (n,), and the means of u and of the slopes (1 or 5, n)
     "Integrate over v = peak + width sinh(u) by equal steps in u."
     spread = peak[1] * torch.sinh(u)[:, None]
     log_f, derivatives = _log_integrand(peak[0] + spread, *arguments, dim, slopes)
     log_f = log_f + torch.log(step * peak[1] * torch.cosh(u)[:, None])
     log_sum = torch.logsumexp(log_f, 0)
     weight = torch.exp(log_f - log_sum)
-    return log_sum, torch.stack([u @ weight, *(torch.einsum("mn,mn->n", weight, d) for d in derivatives)])
+    return log_sum, torch.stack(
+        [u @ weight, *(torch.einsum("mn,mn->n", weight, d) for d in derivatives)]
+    )
 
 
 def _integral(
@@ -498,23 +665,38 @@ def _integral(
     dim: int,
     tolerance: float,
     slopes: bool,
-) -> tuple[Tensor, Tensor]:  # log S h (n,), and its derivatives in t and the three concentrations (4 or 0, n)
-    "The positive integral: halve the step until two steps agree to the root of the tolerance; the last is its square."
+) -> tuple[
+    Tensor, Tensor
+]:  # log S h (n,), and its derivatives in t and the three concentrations (4 or 0, n)
+    """The positive integral: halve the step until two steps agree to the root of the
+    tolerance; the last is its square."""
     ordered, order = kappas.sort(0)
-    arguments, todo = (t, ordered[0], ordered[1], ordered[2]), torch.arange(t.numel(), device=t.device)
+    arguments, todo = (
+        (t, ordered[0], ordered[1], ordered[2]),
+        torch.arange(t.numel(), device=t.device),
+    )
     peak = _saddle(*arguments, dim)
-    # the ends: a normal peak falls to e^(-widths^2 / 2), but in low dimension the left tail is only e^((dim-1) v)
+    # the ends: a normal peak falls to e^(-widths^2 / 2), but in low dimension the left
+    # tail is only e^((dim-1) v)
     step, widths, nats = (0.7, 6.5, 24) if tolerance > 1e-7 else (0.4, 10.0, 40)
-    reach = step * math.ceil(math.asinh(max(widths, nats / math.sqrt((dim - 1) / 2))) / step)
+    reach = step * math.ceil(
+        math.asinh(max(widths, nats / math.sqrt((dim - 1) / 2))) / step
+    )
     nodes = torch.arange(-reach, reach + step / 2, step, dtype=t.dtype, device=t.device)
     value, mean = _trapezium(nodes, step, peak, arguments, dim, slopes)
     for _ in range(6):
         some = (t[todo], ordered[0][todo], ordered[1][todo], ordered[2][todo])
-        between = torch.arange(-reach + step / 2, reach, step, dtype=t.dtype, device=t.device)
-        new, new_mean = _trapezium(between, step, (peak[0][todo], peak[1][todo]), some, dim, slopes)
+        between = torch.arange(
+            -reach + step / 2, reach, step, dtype=t.dtype, device=t.device
+        )
+        new, new_mean = _trapezium(
+            between, step, (peak[0][todo], peak[1][todo]), some, dim, slopes
+        )
         share = torch.sigmoid(value[todo] - new)
         # two sums may meet by chance; that their centres meet as well takes convergence
-        change = torch.maximum((2 * share - 1).abs(), (new_mean[0] - mean[0, todo]).abs())
+        change = torch.maximum(
+            (2 * share - 1).abs(), (new_mean[0] - mean[0, todo]).abs()
+        )
         mean[:, todo] = mean[:, todo] * share + new_mean * (1 - share)
         value[todo] = torch.logaddexp(value[todo], new) - math.log(2)
         step, todo = step / 2, todo[change**2 > tolerance / 30]
@@ -524,8 +706,12 @@ def _integral(
     value = value + float(log_sphere_area(dim)) + sum(f for f, _ in outside)
     if slopes:
         inner = mean[2:] + torch.stack([q for _, q in outside])
-        in_t = mean[1:2].clamp(min=0)  # positive by theory; only rounding could say otherwise
-        return value, torch.cat([in_t, torch.empty_like(inner).scatter_(0, order, inner)])
+        in_t = mean[1:2].clamp(
+            min=0
+        )  # positive by theory; only rounding could say otherwise
+        return value, torch.cat(
+            [in_t, torch.empty_like(inner).scatter_(0, order, inner)]
+        )
     return value, mean[1:]
 
 # %% ../nbs/03_kernels.ipynb #14319c2b
@@ -534,27 +720,41 @@ def _with_point_mass(
     kappas: Tensor,  # float64 (3, n), the largest of each three a point mass
     dim: int,
 ) -> tuple[Tensor, Tensor]:  # log S h (n,), and its derivatives (4, n)
-    "Closed form when one vMF is a point mass: two vMFs convolve to C(x) C(y) / C(|x mu + y mu'|)."
+    """Closed form when one vMF is a point mass: two vMFs convolve to C(x) C(y) / C(|x
+    mu + y mu'|)."""
     ordered, order = kappas.clamp(max=DIRAC).sort(0)
     x, y, _ = ordered
     point = y >= DIRAC  # a second point mass leaves one vMF density
     resultant = torch.sqrt((x - y) ** 2 + 2 * x * y * (1 + t))
-    (f_x, q_x), (f_y, q_y), (f_r, q_r) = (_scaled_normalizer(dim, k) for k in (x, y, resultant))
+    (f_x, q_x), (f_y, q_y), (f_r, q_r) = (
+        _scaled_normalizer(dim, k) for k in (x, y, resultant)
+    )
     loss = 2 * x * y * (1 - t) / (resultant + x + y).clamp(min=1e-300)
-    value = float(log_sphere_area(dim)) + f_x + torch.where(point, -x * (1 - t), f_y - f_r - loss)
+    value = (
+        float(log_sphere_area(dim))
+        + f_x
+        + torch.where(point, -x * (1 - t), f_y - f_r - loss)
+    )
     sin2 = (1 - t) * (1 + t)
-    a_over_r = torch.where(resultant > 0, (1 - q_r) / resultant.clamp(min=1e-300), 1 / dim)
+    a_over_r = torch.where(
+        resultant > 0, (1 - q_r) / resultant.clamp(min=1e-300), 1 / dim
+    )
     in_t = torch.where(point, x, x * y * a_over_r)
     in_x = q_x + torch.where(point, t - 1, _pull(x, y, t, sin2, resultant, q_r))
-    in_y = torch.where(point, torch.zeros_like(t), q_y + _pull(y, x, t, sin2, resultant, q_r))
+    in_y = torch.where(
+        point, torch.zeros_like(t), q_y + _pull(y, x, t, sin2, resultant, q_r)
+    )
     all_points = x >= DIRAC
     value = torch.where(all_points, torch.where(t < 1, -math.inf, math.inf), value)
     inner = torch.where(all_points, 0.0, torch.stack([in_x, in_y, torch.zeros_like(t)]))
     in_t = torch.where(all_points, 0.0, in_t)
-    return value, torch.cat([in_t[None], torch.empty_like(inner).scatter_(0, order, inner)])
+    return value, torch.cat(
+        [in_t[None], torch.empty_like(inner).scatter_(0, order, inner)]
+    )
 
 # %% ../nbs/03_kernels.ipynb #a134af4f
-_TILE = 65536  # pairs per sweep: enough for two threads, and the running sums stay in the cache
+# pairs per sweep: enough for two threads, and the running sums stay in the cache
+_TILE = 65536
 _BATCH = 4096  # pairs per integral
 
 
@@ -570,23 +770,38 @@ def _cut(
 
 def _series(
     t: Tensor,  # float64 (rows, columns)
-    kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
+    kappas: list[
+        Tensor
+    ],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
     dim: int,
     n_terms: int,
     slopes: list[bool],  # which derivatives are wanted, in t, kappa_pos, kappa1, kappa2
-) -> tuple[list[Tensor], Tensor]:  # S h and its wanted derivatives; and the size of the terms
-    "The Gegenbauer series over all pairs, tile by tile; coefficients belong to vectors, not to pairs."
+) -> tuple[
+    list[Tensor], Tensor
+]:  # S h and its wanted derivatives; and the size of the terms
+    """The Gegenbauer series over all pairs, tile by tile; coefficients belong to
+    vectors, not to pairs."""
     rows, columns = t.shape
     out = [torch.empty_like(t) for _ in range(1 + sum(slopes))]
     edges, bins = zip(*(_bins(k) for k in kappas), strict=True)
-    shared = [k for k in kappas if k.numel() <= rows + columns]  # the others get their coefficients tile by tile
-    a, da = _coefficients(torch.cat([*edges, *(k.flatten() for k in shared)]), dim, n_terms)
+    shared = [
+        k for k in kappas if k.numel() <= rows + columns
+    ]  # the others get their coefficients tile by tile
+    a, da = _coefficients(
+        torch.cat([*edges, *(k.flatten() for k in shared)]), dim, n_terms
+    )
     harmonics = harmonic_counts(dim, n_terms).to(t)[:, None]
     sizes = [e.numel() for e in edges]
     at_edges = list(a[:, : sum(sizes)].split(sizes, 1))
     at_edges[0] = at_edges[0] * harmonics
-    parts = zip(*(x[:, sum(sizes) :].split([k.numel() for k in shared], 1) for x in (a, da)), strict=True)
-    ready = {id(k): tuple(x.unflatten(1, k.shape) for x in part) for k, part in zip(shared, parts, strict=True)}
+    parts = zip(
+        *(x[:, sum(sizes) :].split([k.numel() for k in shared], 1) for x in (a, da)),
+        strict=True,
+    )
+    ready = {
+        id(k): tuple(x.unflatten(1, k.shape) for x in part)
+        for k, part in zip(shared, parts, strict=True)
+    }
     wide = min(columns, _TILE)
     tall = max(1, _TILE // wide)
     for top in range(0, rows, tall):
@@ -594,8 +809,14 @@ def _series(
             tile = slice(top, top + tall), slice(left, left + wide)
             cut = []
             for k in kappas:
-                both = ready[id(k)] if id(k) in ready else _coefficients(_cut(k, *tile), dim, n_terms)
-                cut.append(tuple(_cut(x, *tile) for x in both) if id(k) in ready else both)
+                both = (
+                    ready[id(k)]
+                    if id(k) in ready
+                    else _coefficients(_cut(k, *tile), dim, n_terms)
+                )
+                cut.append(
+                    tuple(_cut(x, *tile) for x in both) if id(k) in ready else both
+                )
             factors = _families(cut, harmonics[..., None], slopes)
             found = _clenshaw(t[tile].contiguous(), *factors, dim, slopes[0])
             for target, value in zip(out, found, strict=True):
@@ -604,15 +825,21 @@ def _series(
 
 
 def _families(
-    coefficients: list[tuple[Tensor, ...]],  # a_l and its derivative, for kappa_pos, kappa1, kappa2
+    coefficients: list[
+        tuple[Tensor, ...]
+    ],  # a_l and its derivative, for kappa_pos, kappa1, kappa2
     harmonics: Tensor,  # N_l
     slopes: list[bool],
 ) -> tuple[Tensor, Tensor]:  # (n_terms, families, ...)
-    "The coefficients of S h and of its wanted derivatives in the concentrations, as products of two factors."
+    """The coefficients of S h and of its wanted derivatives in the concentrations, as
+    products of two factors."""
     (ap, dap), (a1, da1), (a2, da2) = coefficients
     both = harmonics * ap * a1
     derivatives = [(harmonics * dap * a1, a2), (harmonics * ap * da1, a2), (both, da2)]
-    pairs = [(both, a2), *(d for d, want in zip(derivatives, slopes[1:], strict=True) if want)]
+    pairs = [
+        (both, a2),
+        *(d for d, want in zip(derivatives, slopes[1:], strict=True) if want),
+    ]
     left, right = (torch.stack(factors, dim=1) for factors in zip(*pairs, strict=True))
     return left, right
 
@@ -642,19 +869,35 @@ def _interpolant(
     "log S h over a box, from its values at the nodes of a small Chebyshev grid."
     axes, transforms = [], []
     for n, (low, high) in zip(sizes, box, strict=True):
-        x = torch.cos(math.pi * (torch.arange(n, dtype=box.dtype, device=box.device) + 0.5) / n)
+        x = torch.cos(
+            math.pi * (torch.arange(n, dtype=box.dtype, device=box.device) + 0.5) / n
+        )
         axes.append((low + high) / 2 + x * (high - low) / 2)
         transform = _chebyshev(x, n)[0] * (2 / n)
         transform[0] /= 2
         transforms.append(transform)
-    t, k1 = (x.reshape(-1, 1) for x in torch.meshgrid(axes[0], axes[1].exp(), indexing="ij"))
+    t, k1 = (
+        x.reshape(-1, 1) for x in torch.meshgrid(axes[0], axes[1].exp(), indexing="ij")
+    )
     kappas = [box.new_full((1, 1), kappa_pos), k1, axes[2].exp()[None]]
-    # the nodes are exact to more digits than the pairs, or their noise would hide the decay of the coefficients
+    # the nodes are exact to more digits than the pairs, or their noise would hide the
+    # decay of the coefficients
     finer = max(1e-10, tolerance / 1000)
-    values, doubtful = _first_sums(t.expand(-1, sizes[2]).contiguous(), kappas, dim, finer, [False] * 4)
-    _replace(values, doubtful.flatten().nonzero().squeeze(1), t.expand(-1, sizes[2]), kappas, dim, finer, [False] * 4)
+    values, doubtful = _first_sums(
+        t.expand(-1, sizes[2]).contiguous(), kappas, dim, finer, [False] * 4
+    )
+    _replace(
+        values,
+        doubtful.flatten().nonzero().squeeze(1),
+        t.expand(-1, sizes[2]),
+        kappas,
+        dim,
+        finer,
+        [False] * 4,
+    )
     c = values[0].reshape(sizes)
-    for transform in transforms:  # one axis at a time; each goes to the back, so after three they are in order again
+    # one axis at a time; each goes to the back, so after three they are in order again
+    for transform in transforms:
         c = torch.tensordot(c, transform, ([0], [1]))
     last = max(float(x.abs().sum()) for x in (c[-2:], c[:, -2:], c[:, :, -2:]))
     return c if last < tolerance / 4 else None
@@ -662,34 +905,57 @@ def _interpolant(
 # %% ../nbs/03_kernels.ipynb #064b5c90
 def _interpolate(
     t: Tensor,  # (rows, columns)
-    kappas: list[Tensor],  # kappa_pos (1, 1), kappa1 (rows or 1, 1), kappa2 (1, columns or 1), or (rows, 1) with one column
+    kappas: list[
+        Tensor
+    ],  # (1, 1), (rows or 1, 1), (1, columns or 1), or (rows, 1) with one column
     box: Tensor,  # as for _interpolant
     c: Tensor,  # Chebyshev coefficients
     slopes: list[bool],
 ) -> list[Tensor]:  # log S h, then the wanted derivatives; meaningful inside the box
-    "Evaluate the interpolant for all pairs: one small matrix product per degree in t, summed by Clenshaw."
+    """Evaluate the interpolant for all pairs: one small matrix product per degree in t,
+    summed by Clenshaw."""
     half = (box[:, 1] - box[:, 0]).clamp(min=1e-12) / 2
     places = [t, kappas[1].log(), kappas[2].log()]
-    x, *logs = ((v - low) / h - 1 for v, low, h in zip(places, box[:, 0], half, strict=True))
-    (v1, d1), (v2, d2) = (_chebyshev(u.flatten(), n) for u, n in zip(logs, c.shape[1:], strict=True))
+    x, *logs = (
+        (v - low) / h - 1 for v, low, h in zip(places, box[:, 0], half, strict=True)
+    )
+    (v1, d1), (v2, d2) = (
+        _chebyshev(u.flatten(), n) for u, n in zip(logs, c.shape[1:], strict=True)
+    )
     d1, d2 = d1 / (half[1] * kappas[1].flatten()), d2 / (half[2] * kappas[2].flatten())
     families = [(v1, v2), (d1, v2), (v1, d2)]
     wanted = [f for f, want in zip(families, [True, *slopes[2:]], strict=True) if want]
     pairs = [(torch.einsum("tab,ai->tib", c, left), right) for left, right in wanted]
-    if kappas[2].shape[0] > 1:  # a column of pairs: the product of the factors is taken row by row
-        pairs = [((left * right.T).sum(2, keepdim=True), right.new_ones(1, 1)) for left, right in pairs]
+    if (
+        kappas[2].shape[0] > 1
+    ):  # a column of pairs: the product of the factors is taken row by row
+        pairs = [
+            ((left * right.T).sum(2, keepdim=True), right.new_ones(1, 1))
+            for left, right in pairs
+        ]
     out = [torch.empty_like(t) for _ in range(1 + sum(slopes))]
-    for rows in torch.arange(t.shape[0], device=t.device).split(max(1, _TILE // t.shape[1])):
+    for rows in torch.arange(t.shape[0], device=t.device).split(
+        max(1, _TILE // t.shape[1])
+    ):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
-        small = [(left[:, part] if left.shape[1] > 1 else left, right) for left, right in pairs]
-        for target, value in zip(out, _clenshaw_chebyshev(x[part], small, slopes[0]), strict=True):
-            target[part] = value.mul_(1 / half[0]) if slopes[0] and target is out[1] else value
+        small = [
+            (left[:, part] if left.shape[1] > 1 else left, right)
+            for left, right in pairs
+        ]
+        for target, value in zip(
+            out, _clenshaw_chebyshev(x[part], small, slopes[0]), strict=True
+        ):
+            target[part] = (
+                value.mul_(1 / half[0]) if slopes[0] and target is out[1] else value
+            )
     return out
 
 
 def _clenshaw_chebyshev(
     x: Tensor,  # (rows, columns)
-    pairs: list[tuple[Tensor, Tensor]],  # (degrees, rows or 1, n) and (n, columns or 1): factors of the coefficients
+    pairs: list[
+        tuple[Tensor, Tensor]
+    ],  # (degrees, rows or 1, n) and (n, columns or 1): factors of the coefficients
     slope: bool,
 ) -> list[Tensor]:  # the first sum, its derivative in x if wanted, the other sums
     "Sum Chebyshev series whose coefficients are matrices of low rank."
@@ -700,8 +966,14 @@ def _clenshaw_chebyshev(
         for degree in range(left.shape[0] - 1, -1, -1):
             twice = 2.0 if degree else 1.0
             if slope and position == 0:
-                d_ahead, d_behind = torch.addcmul(twice * ahead - d_behind, x, d_ahead, value=twice), d_ahead
-            ahead, behind = torch.addcmul((left[degree] @ right) - behind, x, ahead, value=twice), ahead
+                d_ahead, d_behind = (
+                    torch.addcmul(twice * ahead - d_behind, x, d_ahead, value=twice),
+                    d_ahead,
+                )
+            ahead, behind = (
+                torch.addcmul((left[degree] @ right) - behind, x, ahead, value=twice),
+                ahead,
+            )
         sums.append(ahead)
         derivative = d_ahead if position == 0 else derivative
     return [sums[0], derivative, *sums[1:]] if slope else sums
@@ -719,14 +991,19 @@ def _table(
     kappa_pos: float,
     dim: int,
     tolerance: float,
-) -> tuple[Tensor, Tensor] | None:  # box and coefficients of an interpolant, None if these grids are too coarse
+) -> (
+    tuple[Tensor, Tensor] | None
+):  # box and coefficients of an interpolant, None if these grids are too coarse
     "log S h for all cosines and for both certainties between two edges."
     edges = [low * _EDGE, high * _EDGE]
     box = torch.tensor([[-1.0, 1.0], edges, edges], dtype=torch.float64)
     for sizes in _TABLES:
         c = _interpolant(box, kappa_pos, dim, sizes, tolerance)
         if c is not None:
-            tails = [c.abs().sum(others).flip(0).cumsum(0).flip(0) for others in ((1, 2), (0, 2), (0, 1))]
+            tails = [
+                c.abs().sum(others).flip(0).cumsum(0).flip(0)
+                for others in ((1, 2), (0, 2), (0, 1))
+            ]
             kept = [max(2, int((tail > tolerance / 16).sum())) for tail in tails]
             return box, c[: kept[0], : kept[1], : kept[2]].contiguous()
     return None
@@ -738,37 +1015,63 @@ def _tabulated(
     dim: int,
     tolerance: float,
     slopes: list[bool],
-) -> list[Tensor] | None:  # log S h, then the wanted derivatives; None where no table serves
+) -> (
+    list[Tensor] | None
+):  # log S h, then the wanted derivatives; None where no table serves
     "Read a batch of training pairs off a table."
     k_pos, k1, k2 = kappas
     grid = k1.shape[1] == 1 and k2.shape[0] == 1
     column = t.shape[1] == 1 and k1.shape == k2.shape == t.shape
     # on low spheres the logarithm bends too sharply opposite the mean for a polynomial
-    if dim < 5 or t.numel() < 256 or k_pos.numel() > 1 or slopes[1] or not any(slopes) or not (grid or column):
+    if (
+        dim < 5
+        or t.numel() < 256
+        or k_pos.numel() > 1
+        or slopes[1]
+        or not any(slopes)
+        or not (grid or column)
+    ):
         return None
-    smallest, largest = min(float(k1.min()), float(k2.min())), max(float(k1.max()), float(k2.max()))
+    smallest, largest = (
+        min(float(k1.min()), float(k2.min())),
+        max(float(k1.max()), float(k2.max())),
+    )
     if not 1 <= smallest <= largest < DIRAC:
         return None
-    low, high = math.floor(math.log(smallest) / _EDGE), math.floor(math.log(largest) / _EDGE) + 1
-    if high - low > _WIDEST or (found := _table(low, high, float(k_pos), dim, tolerance)) is None:
+    low, high = (
+        math.floor(math.log(smallest) / _EDGE),
+        math.floor(math.log(largest) / _EDGE) + 1,
+    )
+    if (
+        high - low > _WIDEST
+        or (found := _table(low, high, float(k_pos), dim, tolerance)) is None
+    ):
         return None
-    dtype = t.dtype if grid else torch.float64  # positive pairs are few, close to t = 1, and carry the gradient
+    dtype = (
+        t.dtype if grid else torch.float64
+    )  # positive pairs are few, close to t = 1, and carry the gradient
     box, c = (x.to(device=t.device, dtype=dtype) for x in found)
     return _interpolate(t.to(dtype), [k.to(dtype) for k in kappas], box, c, slopes)
 
 # %% ../nbs/03_kernels.ipynb #672a0c68
 def _first_sums(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
-    kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
+    kappas: list[
+        Tensor
+    ],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
     dim: int,
     tolerance: float,
     slopes: list[bool],  # which derivatives are wanted, in t, kappa_pos, kappa1, kappa2
-) -> tuple[list[Tensor], Tensor]:  # log S h and the wanted derivatives, and which pairs need more than the series
+) -> tuple[
+    list[Tensor], Tensor
+]:  # log S h and the wanted derivatives, and which pairs need more than the series
     "The series for all pairs, and where its own rounding could exceed the tolerance."
     largest = [float(k.max()) for k in kappas]
     n_terms = _n_terms(dim, (largest[0], largest[1], largest[2]))
     if n_terms is None:
-        return [torch.zeros_like(t) for _ in range(1 + sum(slopes))], torch.ones_like(t, dtype=torch.bool)
+        return [torch.zeros_like(t) for _ in range(1 + sum(slopes))], torch.ones_like(
+            t, dtype=torch.bool
+        )
     (total, *derivatives), size = _series(t, kappas, dim, n_terms, slopes)
     points = sum((k >= DIRAC).to(torch.int8) for k in kappas) > 0
     doubtful = ~(2 * _EPS * size <= tolerance * total) | points
@@ -777,7 +1080,9 @@ def _first_sums(
 
 def _log_marginal_and_slopes(
     t: Tensor,  # float64 (rows, columns), within [-1, 1]
-    kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
+    kappas: list[
+        Tensor
+    ],  # kappa_pos, kappa1, kappa2: float64, each (rows or 1, columns or 1)
     dim: int,
     tolerance: float,
     slopes: list[bool],  # which derivatives are wanted, in t, kappa_pos, kappa1, kappa2
@@ -785,7 +1090,9 @@ def _log_marginal_and_slopes(
     "Series first; where its own rounding could exceed the tolerance, the integral."
     out, doubtful = _first_sums(t, kappas, dim, tolerance, slopes)
     doubtful = _interpolate_many(out, doubtful, t, kappas, dim, tolerance, slopes)
-    _replace(out, doubtful.flatten().nonzero().squeeze(1), t, kappas, dim, tolerance, slopes)
+    _replace(
+        out, doubtful.flatten().nonzero().squeeze(1), t, kappas, dim, tolerance, slopes
+    )
     return out
 
 
@@ -798,20 +1105,32 @@ def _interpolate_many(
     tolerance: float,
     slopes: list[bool],
 ) -> Tensor:  # which pairs still do
-    "If all pairs of two batches leave many doubtful ones, integrate at the nodes of a grid only."
+    """If all pairs of two batches leave many doubtful ones, integrate at the nodes of a
+    grid only."""
     k_pos, k1, k2 = kappas
     columns = k_pos.numel() == 1 and k1.shape[1] == 1 and k2.shape[0] == 1
-    grids = [sizes for sizes in _GRIDS if 4 * math.prod(sizes) < int(doubtful.sum())]  # a grid must pay
+    grids = [
+        sizes for sizes in _GRIDS if 4 * math.prod(sizes) < int(doubtful.sum())
+    ]  # a grid must pay
     if not columns or slopes[1] or not grids:
         return doubtful
     ends = [(float(k.min()), float(k.max())) for k in (t[doubtful], k1, k2)]
-    if min(ends[1][0], ends[2][0]) < 1e-3 or max(float(k_pos), ends[1][1], ends[2][1]) >= DIRAC:
+    if (
+        min(ends[1][0], ends[2][0]) < 1e-3
+        or max(float(k_pos), ends[1][1], ends[2][1]) >= DIRAC
+    ):
         return doubtful
-    box = torch.tensor([ends[0], *((math.log(a), math.log(b)) for a, b in ends[1:])], dtype=t.dtype, device=t.device)
+    box = torch.tensor(
+        [ends[0], *((math.log(a), math.log(b)) for a, b in ends[1:])],
+        dtype=t.dtype,
+        device=t.device,
+    )
     for sizes in grids:
         c = _interpolant(box, float(k_pos), dim, sizes, tolerance)
         if c is not None:
-            for target, new in zip(out, _interpolate(t, kappas, box, c, slopes), strict=True):
+            for target, new in zip(
+                out, _interpolate(t, kappas, box, c, slopes), strict=True
+            ):
                 torch.where(doubtful, new, target, out=target)
             return torch.zeros_like(doubtful)
     return doubtful
@@ -826,34 +1145,58 @@ def _replace(
     tolerance: float,
     slopes: list[bool],
 ) -> None:
-    "Overwrite some pairs by the integral, or by its closed form where a concentration is a point mass."
+    """Overwrite some pairs by the integral, or by its closed form where a concentration
+    is a point mass."""
     row, column = where // t.shape[1], where % t.shape[1]
-    some_t, some = t[row, column], torch.stack([k.expand(t.shape)[row, column] for k in kappas])
+    some_t, some = (
+        t[row, column],
+        torch.stack([k.expand(t.shape)[row, column] for k in kappas]),
+    )
     is_point = some.amax(0) >= DIRAC
     for points in (True, False):
         for chunk in (is_point == points).nonzero().squeeze(1).split(_BATCH):
             if points:
-                value, derivatives = _with_point_mass(some_t[chunk], some[:, chunk], dim)
+                value, derivatives = _with_point_mass(
+                    some_t[chunk], some[:, chunk], dim
+                )
             else:
-                value, derivatives = _integral(some_t[chunk], some[:, chunk], dim, tolerance, any(slopes))
-            wanted = [value, *(d for d, want in zip(derivatives, slopes, strict=False) if want)]
+                value, derivatives = _integral(
+                    some_t[chunk], some[:, chunk], dim, tolerance, any(slopes)
+                )
+            wanted = [
+                value,
+                *(d for d, want in zip(derivatives, slopes, strict=False) if want),
+            ]
             for target, new in zip(out, wanted, strict=True):
                 target[row[chunk], column[chunk]] = new
 
 # %% ../nbs/03_kernels.ipynb #68bd3ee1
 class _LogMarginal(torch.autograd.Function):
-    "log(S h) with its derivatives worked out in the forward pass, one matrix per input that wants one."
+    """log(S h) with its derivatives worked out in the forward pass, one matrix per
+    input that wants one."""
 
     @staticmethod
     def forward(
-        ctx: Any, cos: Tensor, kappa_pos: Tensor, kappa1: Tensor, kappa2: Tensor, dim: int, wanted: list[bool]
+        ctx: Any,
+        cos: Tensor,
+        kappa_pos: Tensor,
+        kappa1: Tensor,
+        kappa2: Tensor,
+        dim: int,
+        wanted: list[bool],
     ) -> Tensor:
         inputs = (cos, kappa_pos, kappa1, kappa2)
         t, *kappas = (x.detach() for x in inputs)
         t, tolerance = t.clamp(-1, 1), 1e-9 if cos.dtype == torch.float64 else 2e-5
-        found = _tabulated(t, kappas, dim, tolerance, wanted) if cos.dtype == torch.float32 else None
+        found = (
+            _tabulated(t, kappas, dim, tolerance, wanted)
+            if cos.dtype == torch.float32
+            else None
+        )
         if found is None:
-            found = _log_marginal_and_slopes(t.double(), [k.double() for k in kappas], dim, tolerance, wanted)
+            found = _log_marginal_and_slopes(
+                t.double(), [k.double() for k in kappas], dim, tolerance, wanted
+            )
         value, *slopes = found
         ctx.wanted, ctx.shapes = wanted, [x.shape for x in inputs]
         ctx.save_for_backward(*(s.to(cos.dtype) for s in slopes))
@@ -864,7 +1207,10 @@ class _LogMarginal(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         slopes = iter(ctx.saved_tensors)
         wanted = zip(ctx.wanted, ctx.shapes, strict=True)
-        grads = [(grad * next(slopes)).sum_to_size(shape) if want else None for want, shape in wanted]
+        grads = [
+            (grad * next(slopes)).sum_to_size(shape) if want else None
+            for want, shape in wanted
+        ]
         return (*grads, None, None)
 
 # %% ../nbs/03_kernels.ipynb #0d8972e6
@@ -875,53 +1221,86 @@ def _check_inputs(
 ) -> list[Tensor]:  # cos and the concentrations, in one dtype and on one device
     "Refuse what has no answer, naming the argument and the fix."
     if not isinstance(dim, int) or not 2 <= dim < 2**31:
-        raise ValueError(f"dim must be an integer of at least 2 (vectors of S^(dim-1)) and below 2^31, got {dim!r}")
+        raise ValueError(
+            "dim must be an integer of at least 2 (vectors of S^(dim-1)) and below "
+            f"2^31, got {dim!r}"
+        )
     if not isinstance(cos, Tensor) or not cos.is_floating_point():
         raise TypeError("cos must be a floating-point tensor; convert it with .float()")
     tensors = [cos]
     for name, kappa in kappas.items():
         if not isinstance(kappa, Tensor | float | int):
-            raise TypeError(f"{name} must be a floating-point tensor or a number, not {type(kappa).__name__}")
-        kappa = kappa if isinstance(kappa, Tensor) else torch.tensor(float(kappa), dtype=cos.dtype, device=cos.device)
+            raise TypeError(
+                f"{name} must be a floating-point tensor or a number, not "
+                f"{type(kappa).__name__}"
+            )
+        kappa = (
+            kappa
+            if isinstance(kappa, Tensor)
+            else torch.tensor(float(kappa), dtype=cos.dtype, device=cos.device)
+        )
         if not kappa.is_floating_point():
-            raise TypeError(f"{name} must be a floating-point tensor or a number, not {kappa.dtype}: use .float()")
+            raise TypeError(
+                f"{name} must be a floating-point tensor or a number, not "
+                f"{kappa.dtype}: use .float()"
+            )
         if not bool((kappa >= 0).all()):
-            raise ValueError(f"{name} must be at least 0 and not NaN; put the network's output through exp or softplus")
+            raise ValueError(
+                f"{name} must be at least 0 and not NaN; put the network's output "
+                "through exp or softplus"
+            )
         tensors.append(kappa)
-    dtype = torch.float64 if any(x.dtype == torch.float64 for x in tensors) else cos.dtype
+    dtype = (
+        torch.float64 if any(x.dtype == torch.float64 for x in tensors) else cos.dtype
+    )
     slack = {torch.float64: 1e-9, torch.float32: 1e-5}.get(cos.dtype, 1e-2)
     if not bool((cos.abs() <= 1 + slack).all()):
-        raise ValueError(f"cos must lie in [-1, 1] up to {slack:g}, and not be NaN; normalise the vectors first")
+        raise ValueError(
+            f"cos must lie in [-1, 1] up to {slack:g}, and not be NaN; normalise the "
+            "vectors first"
+        )
     return [x.to(dtype) for x in tensors]
 
 
 @_eager
 def log_marginal(
     cos: Tensor,  # cosine between the two means, any shape
-    kappa1: Tensor,  # concentration of the first posterior, broadcasts against cos; inf is a point mass
-    kappa2: Tensor,  # concentration of the second posterior, the same; (B, 1) and (1, B') for all pairs
+    # concentration of the first posterior, broadcasts against cos; inf is a point mass
+    kappa1: Tensor,
+    # concentration of the second posterior, the same; (B, 1) and (1, B') for all pairs
+    kappa2: Tensor,
     kappa_pos: Tensor | float,  # concentration of the positives around their latent
     dim: int,  # ambient dimension D
 ) -> Tensor:  # log(S h), the broadcast shape
-    "Log density ratio that two observations are a positive pair, their latents integrated out."
-    inputs = _check_inputs(cos, {"kappa1": kappa1, "kappa2": kappa2, "kappa_pos": kappa_pos}, dim)
+    """Log density ratio that two observations are a positive pair, their latents
+    integrated out."""
+    inputs = _check_inputs(
+        cos, {"kappa1": kappa1, "kappa2": kappa2, "kappa_pos": kappa_pos}, dim
+    )
     try:
         shape = torch.broadcast_shapes(*(x.shape for x in inputs))
     except RuntimeError as error:
         shapes = [tuple(x.shape) for x in inputs]
-        raise ValueError(f"cos, kappa1, kappa2 and kappa_pos must broadcast together, got shapes {shapes}") from error
+        raise ValueError(
+            "cos, kappa1, kappa2 and kappa_pos must broadcast together, got shapes "
+            f"{shapes}"
+        ) from error
     if 0 in shape:
         return sum(inputs[1:], inputs[0])
     inputs[0] = inputs[0].expand(shape)
     if len(shape) > 2:  # a flat list of pairs; numbers stay numbers
-        inputs = [x.reshape(1, 1) if x.numel() == 1 else x.expand(shape).reshape(1, -1) for x in inputs]
+        inputs = [
+            x.reshape(1, 1) if x.numel() == 1 else x.expand(shape).reshape(1, -1)
+            for x in inputs
+        ]
     t, k1, k2, kp = (x.reshape((1,) * (2 - x.dim()) + x.shape) for x in inputs)
     wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
     return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
 
 # %% ../nbs/03_kernels.ipynb #342d396a
 class NonIsotropicVMF(Distribution):
-    "X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with concentration |K mu|; K is diagonal."
+    """X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with
+    concentration |K mu|; K is diagonal."""
 
     arg_constraints = {  # noqa: RUF012
         "loc": unit_vector,
@@ -938,34 +1317,57 @@ class NonIsotropicVMF(Distribution):
     ) -> None:
         for name, x in (("loc", loc), ("concentration", concentration)):
             if not isinstance(x, Tensor) or not x.is_floating_point():
-                raise TypeError(f"{name} must be a floating-point tensor; convert it with .float()")
+                raise TypeError(
+                    f"{name} must be a floating-point tensor; convert it with .float()"
+                )
         if loc.dim() == 0:
             raise ValueError("loc must have shape (..., D), not ()")
         if concentration.dim() == 0 or concentration.shape[-1] != loc.shape[-1]:
             shape = tuple(concentration.shape)
-            raise ValueError(f"concentration needs {loc.shape[-1]} entries, one per axis, not shape {shape}")
+            raise ValueError(
+                f"concentration needs {loc.shape[-1]} entries, one per axis, not shape "
+                f"{shape}"
+            )
         if not bool(((concentration > 0) & concentration.isfinite()).all()):
-            raise ValueError("concentration must be positive and finite on every axis; put it through exp or softplus")
+            raise ValueError(
+                "concentration must be positive and finite on every axis; put it "
+                "through exp or softplus"
+            )
         check = Distribution._validate_args if validate_args is None else validate_args
-        if check and not bool(unit_vector.check(loc).all()):  # the stretched loc is normalised and would hide it
-            raise ValueError("loc must hold unit vectors: use torch.nn.functional.normalize(loc, dim=-1)")
+        if check and not bool(
+            unit_vector.check(loc).all()
+        ):  # the stretched loc is normalised and would hide it
+            raise ValueError(
+                "loc must hold unit vectors: use torch.nn.functional.normalize(loc, "
+                "dim=-1)"
+            )
         try:
             self.loc, self.concentration = torch.broadcast_tensors(loc, concentration)
         except RuntimeError as error:
             shapes = f"{tuple(loc.shape)} and {tuple(concentration.shape)}"
-            raise ValueError(f"loc and concentration must broadcast together, got shapes {shapes}") from error
+            raise ValueError(
+                f"loc and concentration must broadcast together, got shapes {shapes}"
+            ) from error
         stretched = self.concentration * self.loc
         norm = torch.linalg.vector_norm(stretched, dim=-1)
-        self.stretched = VonMisesFisher(stretched / norm[..., None], norm, validate_args=validate_args)
-        super().__init__(self.stretched.batch_shape, self.stretched.event_shape, validate_args=False)
+        self.stretched = VonMisesFisher(
+            stretched / norm[..., None], norm, validate_args=validate_args
+        )
+        super().__init__(
+            self.stretched.batch_shape, self.stretched.event_shape, validate_args=False
+        )
         self._validate_args = check
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "NonIsotropicVMF":
         new = self._get_checked_instance(NonIsotropicVMF, _instance)
         shape = torch.Size(batch_shape)
-        new.loc, new.concentration = (x.expand(shape + self.event_shape) for x in (self.loc, self.concentration))
+        new.loc, new.concentration = (
+            x.expand(shape + self.event_shape) for x in (self.loc, self.concentration)
+        )
         new.stretched = self.stretched.expand(shape)
-        super(NonIsotropicVMF, new).__init__(shape, self.event_shape, validate_args=False)
+        super(NonIsotropicVMF, new).__init__(
+            shape, self.event_shape, validate_args=False
+        )
         new._validate_args = self._validate_args
         return new
 
@@ -983,14 +1385,21 @@ class NonIsotropicVMF(Distribution):
     ) -> Tensor:
         "Exact log density, with the Jacobian det(K) / |Kx|^D."
         image, log_norm = self._stretch(value)
-        return self.stretched.log_prob(image) + torch.log(self.concentration).sum(-1) - value.shape[-1] * log_norm
+        return (
+            self.stretched.log_prob(image)
+            + torch.log(self.concentration).sum(-1)
+            - value.shape[-1] * log_norm
+        )
 
     def published_log_prob(
         self,
         value: Tensor,  # unit vectors (..., D)
     ) -> Tensor:
-        "The published formula, with D(K) = prod(kappa) / |K mu| for the Jacobian; it does not integrate to one."
-        heuristic = torch.log(self.concentration).sum(-1) - torch.log(self.stretched.concentration)
+        """The published formula, with D(K) = prod(kappa) / |K mu| for the Jacobian; it
+        does not integrate to one."""
+        heuristic = torch.log(self.concentration).sum(-1) - torch.log(
+            self.stretched.concentration
+        )
         return self.stretched.log_prob(self._stretch(value)[0]) + heuristic
 
     def rsample(
@@ -999,7 +1408,10 @@ class NonIsotropicVMF(Distribution):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         "Draw from the vMF and shrink back, x = K^-1 y / |K^-1 y|."
-        draw = self.stretched.rsample(sample_shape, generator=generator) / self.concentration
+        draw = (
+            self.stretched.rsample(sample_shape, generator=generator)
+            / self.concentration
+        )
         return torch.nn.functional.normalize(draw, dim=-1)
 
     def sample(

@@ -42,14 +42,18 @@ def check_name(
     "Return `value` if it can safely be part of a file name, else raise."
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError(
-            f"{field} must be 1 to 64 letters, digits or . _ = + - (no '--', first a letter or digit), got {value!r}"
+            f"{field} must be 1 to 64 letters, digits or . _ = + - (no '--', first a "
+            f"letter or digit), got {value!r}"
         )
     return value
 
 # %% ../nbs/90_ledger.ipynb #275e2342
 def _number(field: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise ValueError(f"{field} must be a number, got {value!r}; call .item() on tensors and arrays")
+        raise ValueError(
+            f"{field} must be a number, got {value!r}; call .item() on tensors and "
+            "arrays"
+        )
     try:
         return float(value)
     except OverflowError:
@@ -57,17 +61,27 @@ def _number(field: str, value: object) -> float:
 
 
 def _mapping(field: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(k, str) and k for k in value):
-        raise ValueError(f"{field} must be a dict with non-empty string keys, got {value!r}")
+    if not isinstance(value, Mapping) or not all(
+        isinstance(k, str) and k for k in value
+    ):
+        raise ValueError(
+            f"{field} must be a dict with non-empty string keys, got {value!r}"
+        )
     return dict(value)
 
 
 def _scalar(field: str, value: object) -> str | int | float | bool | None:
     if isinstance(value, str) and value in _SPECIAL:
-        raise ValueError(f"{field} must be the float({value!r}): the file format keeps that text for it")
+        raise ValueError(
+            f"{field} must be the float({value!r}): the file format keeps that text "
+            "for it"
+        )
     if value is None or isinstance(value, str | bool | int | float):
         return value
-    raise ValueError(f"{field} must be text, a number, a bool or None (the config is flat), got {value!r}")
+    raise ValueError(
+        f"{field} must be text, a number, a bool or None (the config is flat), got "
+        f"{value!r}"
+    )
 
 
 def _text(field: str, value: object) -> str:
@@ -79,7 +93,11 @@ def _text(field: str, value: object) -> str:
 def checkout() -> Path | None:
     "The source checkout that `pcl` is imported from, or None for an installed package."
     root = Path(pcl.__file__).resolve().parent.parent
-    return root if (root / "settings.ini").is_file() and (root / "results").is_dir() else None
+    return (
+        root
+        if (root / "settings.ini").is_file() and (root / "results").is_dir()
+        else None
+    )
 
 
 @lru_cache(maxsize=1)
@@ -99,20 +117,34 @@ def versions() -> dict[str, str]:
 
 
 def _git(root: Path, *args: str) -> str:
-    done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=10, check=True)
+    done = subprocess.run(
+        ["git", "-C", str(root), *args],
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=True,
+    )
     return done.stdout.strip()
 
 
 @lru_cache(maxsize=1)
 def revision() -> str:
-    "The code's revision: short commit hash (with -dirty), or the package version where there is no git."
+    """The code's revision: short commit hash (with -dirty), or the package version
+    where there is no git."""
     root = checkout()
     try:
-        if root is not None and Path(_git(root, "rev-parse", "--show-toplevel")).resolve() == root:
+        if (
+            root is not None
+            and Path(_git(root, "rev-parse", "--show-toplevel")).resolve() == root
+        ):
             dirty = _git(root, "status", "--porcelain", "--untracked-files=no")
-            return _git(root, "rev-parse", "--short", "HEAD") + ("-dirty" if dirty else "")
+            return _git(root, "rev-parse", "--short", "HEAD") + (
+                "-dirty" if dirty else ""
+            )
     except (OSError, subprocess.SubprocessError):
-        pass  # no git, no repository, or one that is not ours to read: the version still identifies a release
+        # no git, no repository, or one that is not ours to read: the version still
+        # identifies a release
+        pass
     return f"pcl-{pcl.__version__}"
 
 # %% ../nbs/90_ledger.ipynb #938e63bd
@@ -123,13 +155,18 @@ def _now() -> str:
 @dataclass(frozen=True)
 class Record:
     "One run: what was run, what came out, what it cost, and which code did it."
+
     experiment: str  # registry name, such as `table1`
     row: str  # row of the table, such as `ambiguous`
     preset: str  # `smoke`, `cpu` or `paper`
     seed: int
     metrics: Mapping[str, float]  # at least one
-    config: Mapping[str, Any] = field(default_factory=dict)  # flat: text, numbers, bools, None
-    curve: Mapping[str, Sequence[float]] = field(default_factory=dict)  # columns of equal length
+    config: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # flat: text, numbers, bools, None
+    curve: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # columns of equal length
     seconds: float = 0.0  # wall time
     device: str = "cpu"
     versions: Mapping[str, str] = field(default_factory=versions)
@@ -150,23 +187,38 @@ class Record:
 def _checked(r: Record) -> dict[str, Any]:
     "Every field of `r`, checked and copied; the error names the field."
     if type(r.schema) is not int or r.schema != SCHEMA:
-        raise ValueError(f"schema must be {SCHEMA}, got {r.schema!r}: the file comes from another version of pcl")
+        raise ValueError(
+            f"schema must be {SCHEMA}, got {r.schema!r}: the file comes from another "
+            "version of pcl"
+        )
     if type(r.seed) is not int or r.seed < 0:
         raise ValueError(f"seed must be a non-negative int, got {r.seed!r}")
-    metrics = {k: _number(f"metrics[{k!r}]", v) for k, v in _mapping("metrics", r.metrics).items()}
+    metrics = {
+        k: _number(f"metrics[{k!r}]", v)
+        for k, v in _mapping("metrics", r.metrics).items()
+    }
     if not metrics:
         raise ValueError("metrics must hold at least one number")
     seconds = _number("seconds", r.seconds)
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"seconds must be finite and non-negative, got {seconds}")
     return {
-        **{name: check_name(name, getattr(r, name)) for name in ("experiment", "row", "preset")},
+        **{
+            name: check_name(name, getattr(r, name))
+            for name in ("experiment", "row", "preset")
+        },
         "metrics": metrics,
-        "config": {k: _scalar(f"config[{k!r}]", v) for k, v in _mapping("config", r.config).items()},
+        "config": {
+            k: _scalar(f"config[{k!r}]", v)
+            for k, v in _mapping("config", r.config).items()
+        },
         "curve": _columns(r.curve),
         "seconds": seconds,
         "device": _text("device", r.device),
-        "versions": {k: _text(f"versions[{k!r}]", v) for k, v in _mapping("versions", r.versions).items()},
+        "versions": {
+            k: _text(f"versions[{k!r}]", v)
+            for k, v in _mapping("versions", r.versions).items()
+        },
         "revision": _text("revision", r.revision),
         "created": _utc(r.created),
     }
@@ -176,10 +228,16 @@ def _columns(value: object) -> dict[str, list[float]]:
     columns = _mapping("curve", value)
     for name, column in columns.items():
         if not isinstance(column, list | tuple):
-            raise ValueError(f"curve[{name!r}] must be a list of numbers, got {type(column).__name__}")
+            raise ValueError(
+                f"curve[{name!r}] must be a list of numbers, got "
+                f"{type(column).__name__}"
+            )
         columns[name] = [_number(f"curve[{name!r}]", v) for v in column]
     if len({len(c) for c in columns.values()}) > 1:
-        raise ValueError(f"curve must have columns of equal length, got { {k: len(c) for k, c in columns.items()} }")
+        raise ValueError(
+            "curve must have columns of equal length, got "
+            f"{ {k: len(c) for k, c in columns.items()} }"
+        )
     return columns
 
 
@@ -206,9 +264,13 @@ def _plain(value: Any) -> Any:
 def to_json(
     record: Record,  # checked again, because its dicts could have been changed since
 ) -> str:
-    "The text of a record's file: strict JSON, one field per line in alphabetical order."
+    """The text of a record's file: strict JSON, one field per line in alphabetical
+    order."""
     data = _plain(asdict(replace(record)))
-    lines = (f"  {json.dumps(k)}: {json.dumps(data[k], allow_nan=False)}" for k in sorted(data))
+    lines = (
+        f"  {json.dumps(k)}: {json.dumps(data[k], allow_nan=False)}"
+        for k in sorted(data)
+    )
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -216,17 +278,23 @@ def _refuse(token: str) -> float:
     raise ValueError(f"the file holds a bare {token}, which is not JSON")
 
 
-def from_json(text: str) -> Record:  # raises ValueError for anything that is not a record
+def from_json(
+    text: str,
+) -> Record:  # raises ValueError for anything that is not a record
     "Read a record back; every violation is a `ValueError` that says what is wrong."
     data = json.loads(text, parse_constant=_refuse)
     known = {f.name for f in fields(Record)}
     if not isinstance(data, dict) or set(data) != known:
-        got = sorted(set(data) ^ known) if isinstance(data, dict) else type(data).__name__
+        got = (
+            sorted(set(data) ^ known) if isinstance(data, dict) else type(data).__name__
+        )
         raise ValueError(f"not a record: missing or unknown fields {got}")
     for part in ("metrics", "config"):
         data[part] = {k: _named_float(v) for k, v in _mapping(part, data[part]).items()}
-    data["curve"] = {k: [_named_float(v) for v in c] if isinstance(c, list) else c
-                     for k, c in _mapping("curve", data["curve"]).items()}
+    data["curve"] = {
+        k: [_named_float(v) for v in c] if isinstance(c, list) else c
+        for k, c in _mapping("curve", data["curve"]).items()
+    }
     return Record(**data)
 
 
@@ -249,7 +317,9 @@ def _name_it(temporary: str, folder: Path, stem: str) -> Path:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-        if not path.exists():  # a file system without hard links: the random name has to be enough
+        if (
+            not path.exists()
+        ):  # a file system without hard links: the random name has to be enough
             os.replace(temporary, path)
             return path
 
@@ -263,7 +333,9 @@ def _publish(text: str, folder: Path, stem: str) -> Path:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's files are private; a ledger is for sharing
+        os.chmod(
+            temporary, 0o644
+        )  # mkstemp's files are private; a ledger is for sharing
         return _name_it(temporary, folder, stem)
     finally:
         Path(temporary).unlink(missing_ok=True)
@@ -302,11 +374,17 @@ def write(
     except OSError as error:
         problem = f"cannot write to {base}: {error.strerror or error}."
     try:
-        saved = _publish(text, Path(tempfile.gettempdir()) / "pcl-rescued" / record.experiment, stem)
+        saved = _publish(
+            text, Path(tempfile.gettempdir()) / "pcl-rescued" / record.experiment, stem
+        )
     except OSError:
-        raise LedgerError(f"{problem} Nothing else could be written either; save this text yourself:\n{text}") from None
+        raise LedgerError(
+            f"{problem} Nothing else could be written either; save this text "
+            f"yourself:\n{text}"
+        ) from None
     raise LedgerError(
-        f"{problem} The record is safe in {saved}: move it to the folder {record.experiment} of a ledger that can be "
+        f"{problem} The record is safe in {saved}: move it to the folder "
+        f"{record.experiment} of a ledger that can be "
         "written to, or set PCL_RESULTS to one."
     )
 
@@ -314,6 +392,7 @@ def write(
 @dataclass(frozen=True)
 class Problem:
     "A file in the ledger that is not a record."
+
     path: Path
     reason: str
 
@@ -321,6 +400,7 @@ class Problem:
 @dataclass(frozen=True)
 class Ledger:
     "The records found, oldest first, and the files that were skipped."
+
     records: tuple[Record, ...]
     problems: tuple[Problem, ...]
 
@@ -333,10 +413,14 @@ class Ledger:
 
 def _read_file(path: Path) -> Record:
     if path.suffix == ".tmp":
-        raise ValueError("an unfinished write: a run is writing it now, or was killed while it did")
+        raise ValueError(
+            "an unfinished write: a run is writing it now, or was killed while it did"
+        )
     record = from_json(path.read_text(encoding="utf-8"))
     if path.parent.name != record.experiment:
-        raise ValueError(f"a record of {record.experiment!r} in the folder {path.parent.name!r}")
+        raise ValueError(
+            f"a record of {record.experiment!r} in the folder {path.parent.name!r}"
+        )
     return record
 
 
@@ -348,7 +432,11 @@ def read(
     for base in [Path(root)] if root is not None else read_roots():
         if base.exists() and not base.is_dir():
             problems.append(Problem(base, "the ledger must be a folder"))
-        for path in sorted(p for pattern in ("*.json", "*/*.json", "*/.*.tmp") for p in base.glob(pattern)):
+        for path in sorted(
+            p
+            for pattern in ("*.json", "*/*.json", "*/.*.tmp")
+            for p in base.glob(pattern)
+        ):
             try:
                 records.append(_read_file(path))
             except (OSError, ValueError, RecursionError) as error:
@@ -357,7 +445,8 @@ def read(
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    "One record for each experiment, row, preset and seed: a rerun replaces what it repeats."
+    """One record for each experiment, row, preset and seed: a rerun replaces what it
+    repeats."""
     newest: dict[tuple[str, str, str, int], Record] = {}
     for r in sorted(records, key=lambda r: datetime.fromisoformat(r.created)):
         newest[r.key] = r
@@ -367,6 +456,7 @@ def latest(records: Iterable[Record]) -> list[Record]:
 @dataclass(frozen=True)
 class PaperEntry:
     "One published number, as printed, with its source."
+
     experiment: str
     row: str
     metric: str
@@ -383,26 +473,44 @@ class PaperEntry:
     source: str
     note: str
     along: tuple[str, ...] = ()  # the rows a trend runs through
-    like: str = ""  # our metric that computes what the published code computed, if it goes by another name
+    # our metric that computes what the published code computed, if it goes by another
+    # name
+    like: str = ""
     runs_of: str = ""  # the experiment whose runs answer it, where that is not its own
 
 
-_CELL = re.compile(r"(?P<value>-?\d+(?:\.(?P<digits>\d+))?)(?: ± (?P<stderr>\d+(?:\.\d+)?))?")
+_CELL = re.compile(
+    r"(?P<value>-?\d+(?:\.(?P<digits>\d+))?)(?: ± (?P<stderr>\d+(?:\.\d+)?))?"
+)
 _POWER = re.compile(r"10\^(?P<exponent>\d+)(?: ± 10\^(?P<error>\d+))?")
-_WORDS = {"increasing": ("trend", 1.0), "decreasing": ("trend", -1.0), "→ ∞": ("diverges", math.inf),
-          "not legible": ("none", None), "no number": ("none", None)}
+_WORDS = {
+    "increasing": ("trend", 1.0),
+    "decreasing": ("trend", -1.0),
+    "→ ∞": ("diverges", math.inf),
+    "not legible": ("none", None),
+    "no number": ("none", None),
+}
 
 
-def parse_cell(printed: str) -> tuple[str, float | None, float | None, float]:  # rule, value, stderr, half unit
+def parse_cell(
+    printed: str,
+) -> tuple[str, float | None, float | None, float]:  # rule, value, stderr, half unit
     "Read a printed cell."
     if printed in _WORDS:
         return *_WORDS[printed], None, 0.0
     if power := _POWER.fullmatch(printed):
-        return "magnitude", 10.0 ** int(power["exponent"]), 10.0 ** int(power["error"]) if power["error"] else None, 0.0
+        return (
+            "magnitude",
+            10.0 ** int(power["exponent"]),
+            10.0 ** int(power["error"]) if power["error"] else None,
+            0.0,
+        )
     sign, number = printed[:2], printed[2:] if printed[:2] in ("≥ ", "≈ ") else printed
     cell = _CELL.fullmatch(number)
     if cell is None:
-        raise ValueError(f"printed must be a cell as paper.toml describes them, got {printed!r}")
+        raise ValueError(
+            f"printed must be a cell as paper.toml describes them, got {printed!r}"
+        )
     rule = {"≥ ": "at least", "≈ ": "magnitude"}.get(sign, "value")
     stderr = float(cell["stderr"]) if cell["stderr"] else None
     return rule, float(cell["value"]), stderr, 0.5 * 10.0 ** -len(cell["digits"] or "")
@@ -411,35 +519,86 @@ def parse_cell(printed: str) -> tuple[str, float | None, float | None, float]:  
 @lru_cache(maxsize=1)
 def _paper_file() -> dict[str, Any]:
     root = checkout()
-    folder = root / "results" if root else Path(pcl.__file__).resolve().parent / "results"
+    folder = (
+        root / "results" if root else Path(pcl.__file__).resolve().parent / "results"
+    )
     return tomllib.loads((folder / "paper.toml").read_text(encoding="utf-8"))
 
 
-def _table_entries(table: Mapping[str, Any], words: Mapping[str, Any]) -> Iterator[PaperEntry]:
+def _table_entries(
+    table: Mapping[str, Any], words: Mapping[str, Any]
+) -> Iterator[PaperEntry]:
     for row, cells in table["rows"].items():
         for metric, printed in zip(table["metrics"], cells, strict=True):
             rule, value, stderr, half = parse_cell(printed)
             yield PaperEntry(
-                table["experiment"], row, metric, table["version"], printed, rule, value, stderr, half,
-                table.get("seeds") if stderr is not None else None, words[metric]["better"], words[metric]["label"],
-                table["title"], table["source"], table.get("note", ""), tuple(table.get("along", ())),
-                words[metric].get("like", ""), table.get("runs_of", ""),
+                table["experiment"],
+                row,
+                metric,
+                table["version"],
+                printed,
+                rule,
+                value,
+                stderr,
+                half,
+                table.get("seeds") if stderr is not None else None,
+                words[metric]["better"],
+                words[metric]["label"],
+                table["title"],
+                table["source"],
+                table.get("note", ""),
+                tuple(table.get("along", ())),
+                words[metric].get("like", ""),
+                table.get("runs_of", ""),
             )
 
 
-def _grid_entries(grid: Mapping[str, Any], words: Mapping[str, Any]) -> Iterator[PaperEntry]:
+def _grid_entries(
+    grid: Mapping[str, Any], words: Mapping[str, Any]
+) -> Iterator[PaperEntry]:
     for row, choices in grid["rows"].items():
         for metric, cell in choices.items():
-            marks = {v: cell[v] for v in ("paper", "thesis") if cell[v] != "not legible"}
-            if len(set(marks.values())) > 1 or not set(marks.values()) <= set(cell["choices"]):
-                raise ValueError(f"paper.toml: {grid['experiment']} {row} {metric} has impossible marks {marks}")
+            marks = {
+                v: cell[v] for v in ("paper", "thesis") if cell[v] != "not legible"
+            }
+            if len(set(marks.values())) > 1 or not set(marks.values()) <= set(
+                cell["choices"]
+            ):
+                raise ValueError(
+                    f"paper.toml: {grid['experiment']} {row} {metric} has impossible "
+                    f"marks {marks}"
+                )
             printed = next(iter(marks.values()), "not legible")
-            value = {"yes": 1.0, "no": 0.0}.get(printed) if printed in ("yes", "no") else parse_cell(printed)[1]
-            note = " ".join(filter(None, ["One of " + ", ".join(cell["choices"]) + ".", cell.get("note", "")]))
+            value = (
+                {"yes": 1.0, "no": 0.0}.get(printed)
+                if printed in ("yes", "no")
+                else parse_cell(printed)[1]
+            )
+            note = " ".join(
+                filter(
+                    None,
+                    [
+                        "One of " + ", ".join(cell["choices"]) + ".",
+                        cell.get("note", ""),
+                    ],
+                )
+            )
             yield PaperEntry(
-                grid["experiment"], row, metric, "both" if len(marks) != 1 else next(iter(marks)), printed,
-                "choice" if marks else "none", value, None, 0.0, None, "", words[metric]["label"], grid["title"],
-                grid["source"], note,
+                grid["experiment"],
+                row,
+                metric,
+                "both" if len(marks) != 1 else next(iter(marks)),
+                printed,
+                "choice" if marks else "none",
+                value,
+                None,
+                0.0,
+                None,
+                "",
+                words[metric]["label"],
+                grid["title"],
+                grid["source"],
+                note,
             )
 
 
@@ -447,7 +606,9 @@ def paper_numbers() -> list[PaperEntry]:
     "Every published number, in the order of the data file."
     data = _paper_file()
     entries = [e for t in data["table"] for e in _table_entries(t, data["metrics"])]
-    return entries + [e for g in data["grid"] for e in _grid_entries(g, data["metrics"])]
+    return entries + [
+        e for g in data["grid"] for e in _grid_entries(g, data["metrics"])
+    ]
 
 
 def paper_configs() -> dict[str, dict[str, Any]]:
@@ -456,20 +617,29 @@ def paper_configs() -> dict[str, dict[str, Any]]:
 
 # %% ../nbs/90_ledger.ipynb #dc06b68e
 RULES = {
-    "value": "reproduced if the means differ by at most u + 2(s + u): s the printed standard error, u the rounding of the "
-             "printed digits; 10 % of the printed value in place of 2(s + u) where no error is printed; inconclusive if by "
-             "more, but by at most u + 2 sqrt((s + u)² + s'²): s' our standard error, no more than s + u or a quarter of the "
-             "printed value",
-    "at least": "reproduced if our mean is not below the bound by more than the rounding; inconclusive if by no more than twice "
-                "our standard error besides, a quarter of the bound at most",
-    "magnitude": "reproduced if our mean is within a factor of ten: only an order of magnitude is stated",
-    "diverges": "the target is infinity: reproduced if every seed ends above 1280, ten times the largest finite "
-                "concentration of the table, and no recorded curve has fallen since half-way",
-    "trend": "reproduced if the rank correlation along the sweep has the stated sign and is at least 0.8",
+    "value": "reproduced if the means differ by at most u + 2(s + u): "
+    "s the printed standard error, u the rounding of the "
+    "printed digits; 10 % of the printed value in place of 2(s + u) where no error is "
+    "printed; inconclusive if by "
+    "more, but by at most u + 2 sqrt((s + u)² + s'²): s' our standard error, no more "
+    "than s + u or a quarter of the "
+    "printed value",
+    "at least": "reproduced if our mean is not below the bound by more than the "
+    "rounding; inconclusive if by no more than twice "
+    "our standard error besides, a quarter of the bound at most",
+    "magnitude": "reproduced if our mean is within a factor of ten: "
+    "only an order of magnitude is stated",
+    "diverges": "the target is infinity: reproduced if every seed ends above 1280, "
+    "ten times the largest finite "
+    "concentration of the table, and no recorded curve has fallen since half-way",
+    "trend": "reproduced if the rank correlation along the sweep has the stated sign "
+    "and is at least 0.8",
     "choice": "reproduced if every seed picks the marked choice",
     "none": "nothing to compare with: not legible, or no number stated",
 }
-_DIVERGED = 10 * 128.0  # for the rule above: the clear process has concentrations up to 128
+_DIVERGED = (
+    10 * 128.0
+)  # for the rule above: the clear process has concentrations up to 128
 _UNJUDGED = ("smoke",)  # presets that only test that the code runs
 
 
@@ -480,12 +650,20 @@ def tolerance(
     "How far our mean may be from the published one before the two differ."
     if entry.value is None:
         raise ValueError(f"entry must have a value, got {entry.printed!r}")
-    theirs = 0.05 * abs(entry.value) if entry.stderr is None else entry.stderr + entry.half_unit
-    ours = min(stderr, max(theirs, 0.25 * abs(entry.value)))  # a run that exploded must not escape by its scatter
+    theirs = (
+        0.05 * abs(entry.value)
+        if entry.stderr is None
+        else entry.stderr + entry.half_unit
+    )
+    ours = min(
+        stderr, max(theirs, 0.25 * abs(entry.value))
+    )  # a run that exploded must not escape by its scatter
     return entry.half_unit + 2 * math.hypot(theirs, ours)
 
 # %% ../nbs/90_ledger.ipynb #3d97ec80
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no error for a single run
+def mean_and_error(
+    values: Sequence[float],
+) -> tuple[float, float | None]:  # no error for a single run
     "Mean and standard error over seeds."
     n = len(values)
     mean = sum(values) / n
@@ -497,7 +675,9 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:  # no
 def judge(
     entry: PaperEntry,
     values: Sequence[float],  # ours, one per seed
-    halfway: Sequence[float] = (),  # for divergence: the same quantity half-way through the recorded curves
+    halfway: Sequence[
+        float
+    ] = (),  # for divergence: the same quantity half-way through the recorded curves
 ) -> tuple[str, str]:  # verdict and reason
     "Compare the runs of one row with its published number by the entry's rule."
     if not values:
@@ -505,10 +685,15 @@ def judge(
     if entry.value is None:
         return "no paper value", entry.printed
     if any(map(math.isnan, values)):
-        return "differs", f"not a number in {sum(map(math.isnan, values))} of {len(values)} seeds"
+        return (
+            "differs",
+            f"not a number in {sum(map(math.isnan, values))} of {len(values)} seeds",
+        )
     mean, error = mean_and_error(values)
     verdict, reason = _RULE[entry.rule](entry, values, mean, error or 0.0)
-    if entry.rule == "diverges" and any(end < half for end, half in zip(values, halfway, strict=False)):
+    if entry.rule == "diverges" and any(
+        end < half for end, half in zip(values, halfway, strict=False)
+    ):
         return "differs", "a curve has fallen since half-way"
     return verdict, reason if len(values) > 1 else f"{reason}; one seed only"
 
@@ -516,18 +701,29 @@ def judge(
 _SCATTER = "our seeds scatter too widely to tell"
 
 
-def _by_value(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
+def _by_value(
+    e: PaperEntry, values: Sequence[float], mean: float, error: float
+) -> tuple[str, str]:
     near, far = tolerance(e, 0.0), tolerance(e, error)
-    gap = round(mean - (e.value or 0.0), 12) + 0.0  # without the last bits of the subtraction, and without -0
+    gap = (
+        round(mean - (e.value or 0.0), 12) + 0.0
+    )  # without the last bits of the subtraction, and without -0
     if abs(gap) <= near:
         return "reproduced", f"{gap:+.2g} from the paper's, {near:.2g} allowed"
     if abs(gap) <= far:
-        return "inconclusive", f"{gap:+.2g} from the paper's, {near:.2g} allowed; {_SCATTER}"
-    word = {"lower": ("better", "worse"), "higher": ("worse", "better")}.get(e.better, ("lower", "higher"))[gap > 0]
+        return (
+            "inconclusive",
+            f"{gap:+.2g} from the paper's, {near:.2g} allowed; {_SCATTER}",
+        )
+    word = {"lower": ("better", "worse"), "higher": ("worse", "better")}.get(
+        e.better, ("lower", "higher")
+    )[gap > 0]
     return "differs", f"ours is {word}: {gap:+.2g} from the paper's, {far:.2g} allowed"
 
 
-def _by_bound(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
+def _by_bound(
+    e: PaperEntry, values: Sequence[float], mean: float, error: float
+) -> tuple[str, str]:
     bound = e.value or 0.0
     short, text = bound - e.half_unit - mean, f"{mean - bound:+.3g} from the bound"
     if 0 < short <= 2 * min(error, 0.25 * abs(bound)):
@@ -535,39 +731,60 @@ def _by_bound(e: PaperEntry, values: Sequence[float], mean: float, error: float)
     return ("reproduced" if short <= 0 else "differs"), text
 
 
-def _by_magnitude(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
+def _by_magnitude(
+    e: PaperEntry, values: Sequence[float], mean: float, error: float
+) -> tuple[str, str]:
     if not (mean > 0 and math.isfinite(mean)):
         return "differs", f"our mean is {mean:g}"
     decades = math.log10(mean / (e.value or 1.0))
-    word = {"lower": ("better", "worse"), "higher": ("worse", "better")}.get(e.better, ("lower", "higher"))[decades > 0]
+    word = {"lower": ("better", "worse"), "higher": ("worse", "better")}.get(
+        e.better, ("lower", "higher")
+    )[decades > 0]
     if abs(decades) <= 1:
         return "reproduced", f"{decades:+.1f} powers of ten from the paper's"
     return "differs", f"ours is {word}: {decades:+.1f} powers of ten from the paper's"
 
 
-def _by_divergence(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
+def _by_divergence(
+    e: PaperEntry, values: Sequence[float], mean: float, error: float
+) -> tuple[str, str]:
     low = min(values)
-    return ("reproduced" if low > _DIVERGED else "differs"), f"the lowest seed ends at {low:.4g}"
+    return (
+        "reproduced" if low > _DIVERGED else "differs"
+    ), f"the lowest seed ends at {low:.4g}"
 
 
-def _by_trend(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
+def _by_trend(
+    e: PaperEntry, values: Sequence[float], mean: float, error: float
+) -> tuple[str, str]:
     ok = mean * (e.value or 0.0) >= 0.8
-    return ("reproduced" if ok else "differs"), f"rank correlation {mean:+.2f} along the sweep"
+    return (
+        "reproduced" if ok else "differs"
+    ), f"rank correlation {mean:+.2f} along the sweep"
 
 
-def _by_choice(e: PaperEntry, values: Sequence[float], mean: float, error: float) -> tuple[str, str]:
+def _by_choice(
+    e: PaperEntry, values: Sequence[float], mean: float, error: float
+) -> tuple[str, str]:
     agreeing = sum(v == e.value for v in values)
     verdict = "reproduced" if agreeing == len(values) else "differs"
     return verdict, f"{agreeing} of {len(values)} seeds pick {e.printed}"
 
 
-_RULE = {"value": _by_value, "at least": _by_bound, "magnitude": _by_magnitude, "diverges": _by_divergence,
-         "trend": _by_trend, "choice": _by_choice}
+_RULE = {
+    "value": _by_value,
+    "at least": _by_bound,
+    "magnitude": _by_magnitude,
+    "diverges": _by_divergence,
+    "trend": _by_trend,
+    "choice": _by_choice,
+}
 
 # %% ../nbs/90_ledger.ipynb #3927db3d
 @dataclass(frozen=True)
 class ScoreRow:
     "One line of the scoreboard."
+
     experiment: str
     row: str
     metric: str
@@ -591,27 +808,40 @@ class ScoreRow:
 
 def _rank(values: Sequence[float]) -> list[float]:
     "Ranks with ties averaged."
-    return [(sum(w < v for w in values) + sum(w <= v for w in values) - 1) / 2 for v in values]
+    return [
+        (sum(w < v for w in values) + sum(w <= v for w in values) - 1) / 2
+        for v in values
+    ]
 
 
 def _rank_correlation(values: Sequence[float]) -> float:
     "Spearman's correlation of `values` with their position; 0 when they are constant."
     ranks, centre = _rank(values), (len(values) - 1) / 2
     cov = sum((r - centre) * (i - centre) for i, r in enumerate(ranks))
-    norm = math.sqrt(sum((r - centre) ** 2 for r in ranks) * sum((i - centre) ** 2 for i in range(len(values))))
+    norm = math.sqrt(
+        sum((r - centre) ** 2 for r in ranks)
+        * sum((i - centre) ** 2 for i in range(len(values)))
+    )
     return cov / norm if norm else 0.0
 
 # %% ../nbs/90_ledger.ipynb #9793abca
 def _metric_of(entry: PaperEntry, runs: Sequence[Record]) -> str:
-    "What we compare with an entry: what the published code computes, if the runs of the experiment have it."
+    """What we compare with an entry: what the published code computes, if the runs of
+    the experiment have it."""
     mine = (r for r in runs if r.experiment == (entry.runs_of or entry.experiment))
     return entry.like if any(entry.like in r.metrics for r in mine) else entry.metric
 
 
-def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, list[Record]]]:
+def _runs_of(
+    entry: PaperEntry, runs: Sequence[Record]
+) -> list[tuple[float, list[Record]]]:
     "Our value for an entry, one per seed, with the runs it came from."
     metric = _metric_of(entry, runs)
-    mine = [r for r in runs if r.experiment == (entry.runs_of or entry.experiment) and metric in r.metrics]
+    mine = [
+        r
+        for r in runs
+        if r.experiment == (entry.runs_of or entry.experiment) and metric in r.metrics
+    ]
     if not entry.along:
         return [(r.metrics[metric], [r]) for r in mine if r.row == entry.row]
     sweeps = []
@@ -619,27 +849,55 @@ def _runs_of(entry: PaperEntry, runs: Sequence[Record]) -> list[tuple[float, lis
         by_row = {r.row: r for r in mine if r.seed == seed}
         sweep = [by_row[row] for row in entry.along if row in by_row]
         if len(sweep) >= 3:
-            sweeps.append((_rank_correlation([r.metrics[metric] for r in sweep]), sweep))
+            sweeps.append(
+                (_rank_correlation([r.metrics[metric] for r in sweep]), sweep)
+            )
     return sweeps
 
 
 def _halfway(run: Record, metric: str) -> float:
-    "The metric half-way through the run's curve; minus infinity where no such curve was recorded."
+    """The metric half-way through the run's curve; minus infinity where no such curve
+    was recorded."""
     column = run.curve.get(metric, ())
     return column[len(column) // 2] if len(column) > 1 else -math.inf
 
 
-def _score(entry: PaperEntry, preset: str, found: Sequence[tuple[float, list[Record]]]) -> ScoreRow:
+def _score(
+    entry: PaperEntry, preset: str, found: Sequence[tuple[float, list[Record]]]
+) -> ScoreRow:
     values = [v for v, _ in found]
-    verdict, reason = judge(entry, values, [_halfway(runs[0], entry.metric) for _, runs in found])
+    verdict, reason = judge(
+        entry, values, [_halfway(runs[0], entry.metric) for _, runs in found]
+    )
     if verdict == "differs":
-        whys = {str(r.config["why"]): None for _, runs in found for r in runs if r.config.get("why")}
+        whys = {
+            str(r.config["why"]): None
+            for _, runs in found
+            for r in runs
+            if r.config.get("why")
+        }
         reason = "; ".join([reason, *whys])
     ours, spread = mean_and_error(values) if values else (None, None)
     return ScoreRow(
-        entry.experiment, entry.row, entry.metric, entry.label, entry.version, preset, entry.printed, entry.value,
-        entry.stderr, ours, spread, len(values), math.fsum(r.seconds for _, runs in found for r in runs), verdict,
-        entry.rule, reason, entry.title, entry.source, entry.note,
+        entry.experiment,
+        entry.row,
+        entry.metric,
+        entry.label,
+        entry.version,
+        preset,
+        entry.printed,
+        entry.value,
+        entry.stderr,
+        ours,
+        spread,
+        len(values),
+        math.fsum(r.seconds for _, runs in found for r in runs),
+        verdict,
+        entry.rule,
+        reason,
+        entry.title,
+        entry.source,
+        entry.note,
     )
 
 # %% ../nbs/90_ledger.ipynb #a72de82a
@@ -652,21 +910,45 @@ def _own_row(runs: Sequence[Record], metric: str, label: str) -> ScoreRow:
     if isinstance(reference, int | float):
         reason = f"exact {reference:.4g}, {ours - reference:+.3g} from it"
     return ScoreRow(
-        first.experiment, first.row, metric, label, "-", first.preset, "-", None, None, ours, spread, len(runs),
-        math.fsum(r.seconds for r in runs), "no paper value", "none", reason, "Our own measurement", "this book", "",
+        first.experiment,
+        first.row,
+        metric,
+        label,
+        "-",
+        first.preset,
+        "-",
+        None,
+        None,
+        ours,
+        spread,
+        len(runs),
+        math.fsum(r.seconds for r in runs),
+        "no paper value",
+        "none",
+        reason,
+        "Our own measurement",
+        "this book",
+        "",
     )
 
 
 def _natural(key: tuple[str, ...]) -> list[Any]:
     "Sort numbers inside a name as numbers: D=16 before D=128."
-    return [(0, float(part), "") if part[:1].isdigit() else (1, 0.0, part) for part in re.split(r"(\d+)", "/".join(key)) if part]
+    return [
+        (0, float(part), "") if part[:1].isdigit() else (1, 0.0, part)
+        for part in re.split(r"(\d+)", "/".join(key))
+        if part
+    ]
 
 
 def scoreboard(
-    records: Iterable[Record],  # any number of runs; repeated ones are reduced to the latest
+    records: Iterable[
+        Record
+    ],  # any number of runs; repeated ones are reduced to the latest
     paper: Sequence[PaperEntry] | None = None,  # default `paper_numbers()`
 ) -> list[ScoreRow]:
-    "Published cells against recorded runs, then the runs that have no published counterpart."
+    """Published cells against recorded runs, then the runs that have no published
+    counterpart."""
     entries = paper_numbers() if paper is None else paper
     runs = [r for r in latest(records) if r.preset not in _UNJUDGED]
     presets = sorted({r.preset for r in runs})
@@ -674,25 +956,37 @@ def scoreboard(
     for e in entries:
         found = {p: _runs_of(e, [r for r in runs if r.preset == p]) for p in presets}
         rows += [_score(e, p, f) for p, f in found.items() if f] or [_score(e, "-", [])]
-    published = {(e.runs_of or e.experiment, row) for e in entries for row in (e.row, *e.along)}
-    labels: dict[str, dict[str, str]] = {}  # of what the paper measures in an experiment; all else belongs to its chapter
+    published = {
+        (e.runs_of or e.experiment, row) for e in entries for row in (e.row, *e.along)
+    }
+    labels: dict[
+        str, dict[str, str]
+    ] = {}  # of what the paper measures; all else belongs to its chapter
     for e in entries:
-        labels.setdefault(e.runs_of or e.experiment, {}).setdefault(_metric_of(e, runs), e.label)
+        labels.setdefault(e.runs_of or e.experiment, {}).setdefault(
+            _metric_of(e, runs), e.label
+        )
     own: dict[tuple[str, str, str, str], list[Record]] = {}
     for r in runs:
         if (r.experiment, r.row) not in published:
             for metric in labels.get(r.experiment, r.metrics).keys() & r.metrics.keys():
                 own.setdefault((r.experiment, r.row, r.preset, metric), []).append(r)
-    return rows + [_own_row(own[k], k[3], labels.get(k[0], {}).get(k[3], k[3])) for k in sorted(own, key=_natural)]
+    return rows + [
+        _own_row(own[k], k[3], labels.get(k[0], {}).get(k[3], k[3]))
+        for k in sorted(own, key=_natural)
+    ]
 
 # %% ../nbs/90_ledger.ipynb #b5bdcbe0
 def format_ours(row: ScoreRow) -> str:
-    "Our mean and standard error, with the digits of the printed number, or four significant ones."
+    """Our mean and standard error, with the digits of the printed number, or four
+    significant ones."""
     if row.ours is None:
         return "-"
     digits = len(row.paper.split(" ")[0].partition(".")[2])
     style = f".{digits}f" if row.rule == "value" and abs(row.ours) < 1e5 else ".4g"
-    return f"{row.ours:{style}}" + (f" ± {row.spread:{style}}" if row.spread is not None else "")
+    return f"{row.ours:{style}}" + (
+        f" ± {row.spread:{style}}" if row.spread is not None else ""
+    )
 
 
 def format_seconds(seconds: float) -> str:
@@ -704,7 +998,9 @@ def format_seconds(seconds: float) -> str:
 
 def counts(rows: Iterable[ScoreRow]) -> dict[str, int]:
     "How many lines got each verdict."
-    total = dict.fromkeys(("reproduced", "differs", "inconclusive", "not yet run", "no paper value"), 0)
+    total = dict.fromkeys(
+        ("reproduced", "differs", "inconclusive", "not yet run", "no paper value"), 0
+    )
     for row in rows:
         total[row.verdict] += 1
     return total
@@ -712,31 +1008,69 @@ def counts(rows: Iterable[ScoreRow]) -> dict[str, int]:
 
 def report_text(rows: Sequence[ScoreRow]) -> str:
     "The scoreboard as a fixed-width table."
-    head = ("experiment", "row", "metric", "version", "preset", "paper", "ours", "seeds", "time", "verdict")
+    head = (
+        "experiment",
+        "row",
+        "metric",
+        "version",
+        "preset",
+        "paper",
+        "ours",
+        "seeds",
+        "time",
+        "verdict",
+    )
     body = [
-        (r.experiment, r.row, r.metric, r.version, r.preset, r.paper, format_ours(r), str(r.seeds or "-"),
-         format_seconds(r.seconds) if r.seeds else "-", r.verdict + (f" ({r.reason})" if r.reason else ""))
+        (
+            r.experiment,
+            r.row,
+            r.metric,
+            r.version,
+            r.preset,
+            r.paper,
+            format_ours(r),
+            str(r.seeds or "-"),
+            format_seconds(r.seconds) if r.seeds else "-",
+            r.verdict + (f" ({r.reason})" if r.reason else ""),
+        )
         for r in rows
     ]
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in (head, *body)]
+    lines = [
+        "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
+        for line in (head, *body)
+    ]
     summary = ", ".join(f"{n} {verdict}" for verdict, n in counts(rows).items())
-    longest: dict[tuple[str, str, str], float] = {}  # a row has several lines, and not every seed has every metric
+    longest: dict[
+        tuple[str, str, str], float
+    ] = {}  # a row has several lines, and not every seed has every metric
     for r in rows:
         key = r.experiment, r.row, r.preset
         longest[key] = max(r.seconds, longest.get(key, 0.0))
-    total = f"all runs, one after the other: {format_seconds(math.fsum(longest.values()))}"
-    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:], "", summary, total])
+    total = (
+        f"all runs, one after the other: {format_seconds(math.fsum(longest.values()))}"
+    )
+    return "\n".join(
+        [lines[0], "  ".join("-" * w for w in widths), *lines[1:], "", summary, total]
+    )
 
 
 def report_markdown(rows: Sequence[ScoreRow]) -> str:
     "The lines of the scoreboard that have been run, as a Markdown table."
     body = [
-        f"| {r.experiment} | {r.row} | {r.label} | {r.paper} | {format_ours(r)} | {r.seeds} | "
+        f"| {r.experiment} | {r.row} | {r.label} | {r.paper} | {format_ours(r)} | "
+        f"{r.seeds} | "
         f"{'; '.join(filter(None, [r.verdict, r.reason]))} |"
-        for r in rows if r.seeds
+        for r in rows
+        if r.seeds
     ]
-    return "\n".join(["| experiment | row | measured | paper | ours | seeds | verdict |", "|---|---|---|---|---|---|---|", *body])
+    return "\n".join(
+        [
+            "| experiment | row | measured | paper | ours | seeds | verdict |",
+            "|---|---|---|---|---|---|---|",
+            *body,
+        ]
+    )
 
 
 def report_json(rows: Sequence[ScoreRow]) -> list[dict[str, Any]]:

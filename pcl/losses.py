@@ -23,36 +23,64 @@ from .bessel import _eager, log_normalizer
 from .kernels import log_marginal
 from .vmf import VonMisesFisher, _capped, _draw_gap, _polar_ratio, _turn_rate
 
-_CHUNK_ELEMENTS = 2**20  # cosines held at a time: enough to keep the cores busy, few enough to stay in cache
+_CHUNK_ELEMENTS = (
+    2**20
+)  # cosines held at a time: enough to keep the cores busy, few enough to stay in cache
 
 # %% ../nbs/16_losses.ipynb #13ee5173
-def _check_batch(name: str, q: VonMisesFisher, ndim: int, like: VonMisesFisher | None = None) -> None:
-    "Raise an error naming the argument unless `q` is a batch of posteriors with `ndim` axes that matches `like`."
+def _check_batch(
+    name: str, q: VonMisesFisher, ndim: int, like: VonMisesFisher | None = None
+) -> None:
+    """Raise an error naming the argument unless `q` is a batch of posteriors with
+    `ndim` axes that matches `like`."""
     if not isinstance(q, VonMisesFisher):
-        raise TypeError(f"{name} must be a VonMisesFisher, got {type(q).__name__}: wrap loc and concentration first.")
+        raise TypeError(
+            f"{name} must be a VonMisesFisher, got {type(q).__name__}: wrap loc and "
+            "concentration first."
+        )
     if len(q.batch_shape) != ndim or 0 in q.batch_shape:
         shape = "(B,)" if ndim == 1 else "(B, M)"
-        raise ValueError(f"{name} must have a non-empty batch shape {shape}, got {tuple(q.batch_shape)}: reshape it.")
+        raise ValueError(
+            f"{name} must have a non-empty batch shape {shape}, got "
+            f"{tuple(q.batch_shape)}: reshape it."
+        )
     if like is None:
         return
-    if q.batch_shape[0] != like.batch_shape[0] and not (ndim == 2 and q.batch_shape[0] == 1):
-        raise ValueError(f"{name} has {q.batch_shape[0]} rows and q has {like.batch_shape[0]}: pass one per row of q.")
+    if q.batch_shape[0] != like.batch_shape[0] and not (
+        ndim == 2 and q.batch_shape[0] == 1
+    ):
+        raise ValueError(
+            f"{name} has {q.batch_shape[0]} rows and q has {like.batch_shape[0]}: pass "
+            "one per row of q."
+        )
     if q.event_shape != like.event_shape:
-        raise ValueError(f"{name} has dimension {q.event_shape[0]} and q has {like.event_shape[0]}: use one encoder.")
+        raise ValueError(
+            f"{name} has dimension {q.event_shape[0]} and q has {like.event_shape[0]}: "
+            "use one encoder."
+        )
     if q.loc.dtype != like.loc.dtype:
-        raise TypeError(f"{name} has dtype {q.loc.dtype} and q has {like.loc.dtype}: cast one of them.")
+        raise TypeError(
+            f"{name} has dtype {q.loc.dtype} and q has {like.loc.dtype}: cast one of "
+            "them."
+        )
 
 # %% ../nbs/16_losses.ipynb #d2fab00e
 class _Candidates(NamedTuple):
-    "The posteriors that each row is compared with, in blocks of columns, and which of the columns is its positive."
-    blocks: list[tuple[Tensor, Tensor]]  # means (B, n, D) and certainties (B, n); 1 for B if all rows share them
+    """The posteriors that each row is compared with, in blocks of columns, and which of
+    the columns is its positive."""
+
+    blocks: list[
+        tuple[Tensor, Tensor]
+    ]  # means (B, n, D) and certainties (B, n); 1 for B if all rows share them
     positive: Tensor  # (B,), the column of each row's positive
 
 
 def _candidates(
     q: VonMisesFisher,  # references, batch shape (B,)
     q_pos: VonMisesFisher,  # their positives, (B,)
-    q_neg: VonMisesFisher | None,  # their negatives, (B, M), or (1, M) shared by all, or None for all other positives
+    q_neg: VonMisesFisher
+    # their negatives, (B, M), or (1, M) shared by all, or None for all other positives
+    | None,
 ) -> _Candidates:
     "Line up positives and negatives of a checked batch."
     _check_batch("q", q, 1)
@@ -60,22 +88,38 @@ def _candidates(
     kappa_pos, rows = q_pos.concentration.expand(q_pos.batch_shape), q.batch_shape[0]
     if q_neg is None:
         if rows == 1:
-            raise ValueError("q has one row, so its batch holds no negatives: pass q_neg, or two rows or more.")
-        return _Candidates([(q_pos.loc[None], kappa_pos[None])], torch.arange(rows, device=q.loc.device))
+            raise ValueError(
+                "q has one row, so its batch holds no negatives: pass q_neg, or two "
+                "rows or more."
+            )
+        return _Candidates(
+            [(q_pos.loc[None], kappa_pos[None])],
+            torch.arange(rows, device=q.loc.device),
+        )
     _check_batch("q_neg", q_neg, 2, q)
     first = torch.zeros(rows, dtype=torch.long, device=q.loc.device)
-    own, rest = (q_pos.loc[:, None], kappa_pos[:, None]), (q_neg.loc, q_neg.concentration.expand(q_neg.batch_shape))
+    own, rest = (
+        (q_pos.loc[:, None], kappa_pos[:, None]),
+        (q_neg.loc, q_neg.concentration.expand(q_neg.batch_shape)),
+    )
     if len(rest[0]) < rows:
         return _Candidates([own, rest], first)
-    return _Candidates([(torch.cat([own[0], rest[0]], 1), torch.cat([own[1], rest[1]], 1))], first)
+    return _Candidates(
+        [(torch.cat([own[0], rest[0]], 1), torch.cat([own[1], rest[1]], 1))], first
+    )
 
 # %% ../nbs/16_losses.ipynb #c64ea54f
 def _finite(name: str, value: float) -> float:
-    # A parameter would be cut off from its optimiser without a word, so tensors are no numbers here.
+    # A parameter would be cut off from its optimiser without a word, so tensors are no
+    # numbers here.
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}: pass a float.")
+        raise TypeError(
+            f"{name} must be a number, got {type(value).__name__}: pass a float."
+        )
     if not abs(value) <= torch.finfo(torch.float32).max:
-        raise ValueError(f"{name} must be a finite number, also in single precision, got {value}.")
+        raise ValueError(
+            f"{name} must be a finite number, also in single precision, got {value}."
+        )
     return float(value)
 
 
@@ -87,12 +131,15 @@ def _positive(name: str, value: float) -> float:
 
 def _count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-        raise ValueError(f"{name} must be a positive integer below 2^31, got {value!r}.")
+        raise ValueError(
+            f"{name} must be a positive integer below 2^31, got {value!r}."
+        )
     return value
 
 
 class ContrastiveLoss(nn.Module):
-    "Base of all losses: called as `loss(q, q_pos, q_neg=None)`, one value per row, reduced over the batch as in torch."
+    """Base of all losses: called as `loss(q, q_pos, q_neg=None)`, one value per row,
+    reduced over the batch as in torch."""
 
     def __init__(
         self,
@@ -100,18 +147,24 @@ class ContrastiveLoss(nn.Module):
     ) -> None:
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
-            raise ValueError(f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}.")
+            raise ValueError(
+                f"reduction must be 'mean', 'sum' or 'none', got {reduction!r}."
+            )
         self.reduction = reduction
 
     def __call__(self, q: VonMisesFisher, *others: Any, **named: Any) -> Tensor:
         "Call `forward` in the precision of the posteriors, inside autocast too."
         # A cosine in bfloat16 has two digits, and kappa_pos multiplies what they miss.
-        with torch.autocast(getattr(q, "loc", torch.empty(0)).device.type, enabled=False):
+        with torch.autocast(
+            getattr(q, "loc", torch.empty(0)).device.type, enabled=False
+        ):
             return super().__call__(q, *others, **named)
 
     def reduce(self, per_row: Tensor) -> Tensor:
         "Mean, sum, or the values themselves."
-        return per_row if self.reduction == "none" else getattr(per_row, self.reduction)()
+        return (
+            per_row if self.reduction == "none" else getattr(per_row, self.reduction)()
+        )
 
 # %% ../nbs/16_losses.ipynb #5ad53918
 class _KappaPosLoss(ContrastiveLoss):
@@ -126,7 +179,11 @@ class _KappaPosLoss(ContrastiveLoss):
     @property
     def kappa_pos(self) -> Tensor | float:
         "The number given, or the current value of the parameter."
-        return self.log_kappa_pos.exp() if hasattr(self, "log_kappa_pos") else self._kappa_pos
+        return (
+            self.log_kappa_pos.exp()
+            if hasattr(self, "log_kappa_pos")
+            else self._kappa_pos
+        )
 
     def extra_repr(self) -> str:
         "What `print(loss)` shows."
@@ -139,12 +196,19 @@ def _cosines(
     others: Tensor,  # means of a block of candidates, (B, n, D) or (1, n, D)
 ) -> Tensor:  # (B, n)
     "Cosines between each row's mean and those of its candidates."
-    cos = loc @ others[0].T if len(others) == 1 else torch.einsum("bd,bnd->bn", loc, others)
-    return cos.clamp(-1, 1)  # rounding can push a cosine past 1, where the critics of later losses are not defined
+    cos = (
+        loc @ others[0].T
+        if len(others) == 1
+        else torch.einsum("bd,bnd->bn", loc, others)
+    )
+    return cos.clamp(
+        -1, 1
+    )  # rounding can push a cosine past 1, where later critics are undefined
 
 
 class InfoNCE(_KappaPosLoss):
-    "Formula 6 on the means: -log(e^c+ / (e^c+ / M + sum_m e^c_m / M)) with the critic c = kappa_pos mu.mu'."
+    """Formula 6 on the means: -log(e^c+ / (e^c+ / M + sum_m e^c_m / M)) with the critic
+    c = kappa_pos mu.mu'."""
 
     def __init__(
         self,
@@ -170,13 +234,25 @@ class InfoNCE(_KappaPosLoss):
         positive: Tensor,  # column of each row's positive, (B,)
     ) -> Tensor:
         "One loss per row from the scores of its candidates."
-        return torch.logsumexp(scores, 1) - math.log(scores.shape[1] - 1) - scores.gather(1, positive[:, None])[:, 0]
+        return (
+            torch.logsumexp(scores, 1)
+            - math.log(scores.shape[1] - 1)
+            - scores.gather(1, positive[:, None])[:, 0]
+        )
 
-    def forward(self, q: VonMisesFisher, q_pos: VonMisesFisher, q_neg: VonMisesFisher | None = None) -> Tensor:
+    def forward(
+        self,
+        q: VonMisesFisher,
+        q_pos: VonMisesFisher,
+        q_neg: VonMisesFisher | None = None,
+    ) -> Tensor:
         "Score every candidate and contrast the positive with the rest."
         blocks, positive = _candidates(q, q_pos, q_neg)
         kappa_ref = q.concentration.expand(q.batch_shape)[:, None]
-        scores = [self.critic(_cosines(q.loc, loc), kappa_ref, kappa, q.event_shape[0]) for loc, kappa in blocks]
+        scores = [
+            self.critic(_cosines(q.loc, loc), kappa_ref, kappa, q.event_shape[0])
+            for loc, kappa in blocks
+        ]
         return self.reduce(self.contrast(torch.cat(scores, 1), positive))
 
 # %% ../nbs/16_losses.ipynb #7f7542b8
@@ -186,7 +262,8 @@ def _tangent_coordinate(
     like: Tensor,  # gives dtype and device
     generator: torch.Generator | None = None,  # for reproducible draws
 ) -> Tensor:
-    "One coordinate of uniform points on S^(D-2), the sphere of directions orthogonal to a mean."
+    """One coordinate of uniform points on S^(D-2), the sphere of directions orthogonal
+    to a mean."""
     angle = torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
     if dim == 2:  # two directions are left: -1 and 1
         return torch.where(angle < 0.5, -1.0, 1.0).to(angle)
@@ -194,22 +271,35 @@ def _tangent_coordinate(
     if dim == 3:  # a circle of directions
         return angle
     # The projection to a plane has radius r with P(r <= s) = 1 - (1 - s^2)^((D-3)/2).
-    tail = 1 - torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
+    tail = 1 - torch.rand(
+        shape, dtype=like.dtype, device=like.device, generator=generator
+    )
     return angle * (-torch.expm1(2 / (dim - 3) * tail.log())).sqrt()
 
 # %% ../nbs/16_losses.ipynb #85e4ef8b
-_NODES = {torch.float32: 12, torch.float64: 24}  # enough for the last digits of the type, see the check below
+_NODES = {
+    torch.float32: 12,
+    torch.float64: 24,
+}  # enough for the last digits of the type, see the check below
 
 
 @cache
 def _chebyshev(
     n: int,  # number of points
 ) -> tuple[Tensor, Tensor, Tensor]:
-    "Points in [-1, 1]; from values there to Chebyshev coefficients; from these to coefficients of the powers of x."
+    """Points in [-1, 1]; from values there to Chebyshev coefficients; from these to
+    coefficients of the powers of x."""
     nodes, unit = np.polynomial.chebyshev.chebpts1(n), np.eye(n)
     fit = np.polynomial.chebyshev.chebfit(nodes, unit, n - 1)
-    powers = [np.pad(np.polynomial.chebyshev.cheb2poly(unit[j, : j + 1]), (0, n - 1 - j)) for j in range(n)]
-    return torch.from_numpy(nodes), torch.from_numpy(fit), torch.from_numpy(np.stack(powers, 1))
+    powers = [
+        np.pad(np.polynomial.chebyshev.cheb2poly(unit[j, : j + 1]), (0, n - 1 - j))
+        for j in range(n)
+    ]
+    return (
+        torch.from_numpy(nodes),
+        torch.from_numpy(fit),
+        torch.from_numpy(np.stack(powers, 1)),
+    )
 
 
 def _turn_rates(
@@ -217,15 +307,22 @@ def _turn_rates(
     kappa: Tensor,  # certainties, (P,)
     gap: Tensor,  # samples 1 - w, (K, P)
 ) -> Tensor:
-    "The turn rate of every sample; from about K = 12 on, interpolated between Chebyshev points."
+    """The turn rate of every sample; from about K = 12 on, interpolated between
+    Chebyshev points."""
     n = _NODES[gap.dtype]
     if len(gap) <= n:
         return _turn_rate(dim, kappa, gap)
     low, high = gap.amin(0), gap.amax(0)
-    centre, radius = (high + low) / 2, ((high - low) / 2).clamp_min(torch.finfo(gap.dtype).tiny)
+    centre, radius = (
+        (high + low) / 2,
+        ((high - low) / 2).clamp_min(torch.finfo(gap.dtype).tiny),
+    )
     nodes, fit, to_powers = (x.to(gap) for x in _chebyshev(n))
-    # Two products, not one: the entries of to_powers are large, but only meet coefficients that have decayed.
-    powers = to_powers @ (fit @ _turn_rate(dim, kappa, centre + radius * nodes[:, None]))
+    # Two products, not one: the entries of to_powers are large, but only meet
+    # coefficients that have decayed.
+    powers = to_powers @ (
+        fit @ _turn_rate(dim, kappa, centre + radius * nodes[:, None])
+    )
     pieces = []
     for piece in gap.split(max(1, _CHUNK_ELEMENTS // (2 * gap.shape[1]))):
         x, total = (piece - centre) / radius, powers[-1].expand(piece.shape)
@@ -236,28 +333,45 @@ def _turn_rates(
 
 # %% ../nbs/16_losses.ipynb #4467d3d6
 class _AlongAcross(torch.autograd.Function):
-    "w and u sqrt(1 - w^2) of n draws per posterior, each (n, *kappa.shape), with the implicit derivative in kappa."
+    """w and u sqrt(1 - w^2) of n draws per posterior, each (n, *kappa.shape), with the
+    implicit derivative in kappa."""
 
     @staticmethod
     def forward(
         ctx: Any, kappa: Tensor, dim: int, n: int, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         flat = kappa.reshape(-1)
-        gap = _draw_gap(dim, _capped(flat), _polar_ratio(dim, (n, len(flat)), flat, generator), generator)
+        gap = _draw_gap(
+            dim,
+            _capped(flat),
+            _polar_ratio(dim, (n, len(flat)), flat, generator),
+            generator,
+        )
         gap.clamp_(0, 2).masked_fill_(torch.isinf(flat), 0)
-        across = (gap * (2 - gap)).sqrt_().mul_(_tangent_coordinate(gap.shape, dim, gap, generator))
+        across = (
+            (gap * (2 - gap))
+            .sqrt_()
+            .mul_(_tangent_coordinate(gap.shape, dim, gap, generator))
+        )
         ctx.dim, ctx.shape = dim, kappa.shape
         ctx.save_for_backward(flat, gap, across)
         return (1 - gap).view(n, *kappa.shape), across.view(n, *kappa.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_along: Tensor, grad_across: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, grad_along: Tensor, grad_across: Tensor
+    ) -> tuple[Tensor | None, ...]:
         kappa, gap, across = ctx.saved_tensors
         # dw = (1 - w^2) g dkappa, so d sqrt(1 - w^2) = -w sqrt(1 - w^2) g dkappa.
         grad = (gap * (2 - gap)).mul_(grad_along.reshape(gap.shape))
         grad.addcmul_(across * grad_across.reshape(gap.shape), 1 - gap, value=-1)
-        return grad.mul_(_turn_rates(ctx.dim, kappa, gap)).sum(0).view(ctx.shape), None, None, None
+        return (
+            grad.mul_(_turn_rates(ctx.dim, kappa, gap)).sum(0).view(ctx.shape),
+            None,
+            None,
+            None,
+        )
 
 # %% ../nbs/16_losses.ipynb #9fc9ec29
 def _row_cosines(
@@ -269,7 +383,9 @@ def _row_cosines(
     "Cosines between samples of each row and samples of its own candidates, (K, B, N)."
     t = torch.bmm(z.transpose(0, 1), loc.mT).transpose(0, 1).contiguous()
     # sqrt has no derivative at 0; below eps a float cannot tell z from the mean anyway.
-    return torch.addcmul(along * t, across, (1 - t * t).clamp_min(torch.finfo(t.dtype).eps).sqrt())
+    return torch.addcmul(
+        along * t, across, (1 - t * t).clamp_min(torch.finfo(t.dtype).eps).sqrt()
+    )
 
 
 def _batch_cosines(
@@ -290,7 +406,9 @@ def _shared_cosines(
 
 # %% ../nbs/16_losses.ipynb #6fcc40a4
 class _Draws(NamedTuple):
-    "Samples of a batch: `cosines(*sampled, *fixed)` has shape (K, B, N), and `sampled` can be cut along K."
+    """Samples of a batch: `cosines(*sampled, *fixed)` has shape (K, B, N), and
+    `sampled` can be cut along K."""
+
     cosines: Callable[..., Tensor]
     sampled: Sequence[Tensor]  # each (K, ...)
     fixed: Sequence[Tensor]
@@ -302,7 +420,9 @@ class _Draws(NamedTuple):
 def _draw(
     q: VonMisesFisher,  # references, batch shape (B,)
     q_pos: VonMisesFisher,  # positives, (B,)
-    q_neg: VonMisesFisher | None,  # negatives, (B, M), or (1, M) shared by all, or None for all other positives
+    q_neg: VonMisesFisher
+    # negatives, (B, M), or (1, M) shared by all, or None for all other positives
+    | None,
     n_samples: int,  # K
     generator: torch.Generator | None = None,  # for reproducible draws
 ) -> _Draws:
@@ -314,57 +434,86 @@ def _draw(
         if q_neg is None:
             return _Draws(_batch_cosines, (z, z_pos), (), positive, len(positive))
         z_neg = q_neg.rsample((n_samples,), generator=generator)[:, 0]
-        return _Draws(_shared_cosines, (z, z_pos, z_neg), (), positive, 1 + z_neg.shape[1])
+        return _Draws(
+            _shared_cosines, (z, z_pos, z_neg), (), positive, 1 + z_neg.shape[1]
+        )
     (loc, kappa), *_ = blocks
     along, across = _AlongAcross.apply(kappa, loc.shape[2], n_samples, generator)
-    # Normalising unit vectors changes nothing but the gradient: it loses the component along loc, which has no meaning here.
-    return _Draws(_row_cosines, (z, along, across), (F.normalize(loc, dim=-1),), positive, loc.shape[1])
+    # Normalising unit vectors changes nothing but the gradient: it loses the component
+    # along loc, which has no meaning here.
+    return _Draws(
+        _row_cosines,
+        (z, along, across),
+        (F.normalize(loc, dim=-1),),
+        positive,
+        loc.shape[1],
+    )
 
 # %% ../nbs/16_losses.ipynb #0262b11f
 def _over_samples(
-    summary: Callable[[Tensor], Tensor],  # maps cosines (k, B, N) to a statistic of the k samples
+    summary: Callable[
+        [Tensor], Tensor
+    ],  # maps cosines (k, B, N) to a statistic of the k samples
     draws: _Draws,  # samples of the batch
-    chunk_size: int | None = None,  # samples per piece; by default about a million cosines
+    chunk_size: int
+    | None = None,  # samples per piece; by default about a million cosines
 ) -> Tensor:
-    "Stack `summary` over pieces of the sample axis, recomputing each piece in the backward pass."
+    """Stack `summary` over pieces of the sample axis, recomputing each piece in the
+    backward pass."""
+
     def piece(*tensors: Tensor) -> Tensor:
         return summary(draws.cosines(*tensors))
 
     chunk = chunk_size or max(1, _CHUNK_ELEMENTS // (len(draws.positive) * draws.n))
     pieces = zip(*(x.split(chunk) for x in draws.sampled), strict=True)
-    return torch.stack([
-        checkpoint(piece, *p, *draws.fixed, use_reentrant=False, preserve_rng_state=False) for p in pieces
-    ])
+    return torch.stack(
+        [
+            checkpoint(
+                piece, *p, *draws.fixed, use_reentrant=False, preserve_rng_state=False
+            )
+            for p in pieces
+        ]
+    )
 
 # %% ../nbs/16_losses.ipynb #e595bc06
 def _rolled_cosines(
     z: Tensor,  # samples of the references, (K, B, D)
     z_pos: Tensor,  # samples of the positives, (K, B, D)
 ) -> Tensor:
-    "Cosines with the own positive and, as the only negative, with that of the row before, (K, B, 2)."
+    """Cosines with the own positive and, as the only negative, with that of the row
+    before, (K, B, 2)."""
     return torch.stack([(z * z_pos).sum(2), (z * z_pos.roll(1, 1)).sum(2)], 2)
 
 
 def _roll(draws: _Draws) -> _Draws:
-    "Keep one negative per row out of those that the batch provides, as the authors' code does."
-    return draws._replace(cosines=_rolled_cosines, positive=torch.zeros_like(draws.positive), n=2)
+    """Keep one negative per row out of those that the batch provides, as the authors'
+    code does."""
+    return draws._replace(
+        cosines=_rolled_cosines, positive=torch.zeros_like(draws.positive), n=2
+    )
 
 # %% ../nbs/16_losses.ipynb #4da7293c
 class MCInfoNCE(_KappaPosLoss):
-    "Formula 7: -log mean_k(e^(kappa_pos z_k.z_k+) / (e^(kappa_pos z_k.z_k+) / M + sum_m e^(kappa_pos z_k.z_mk-) / M))."
+    """Formula 7: -log mean_k(e^(kappa_pos z_k.z_k+) / (e^(kappa_pos z_k.z_k+) / M +
+    sum_m e^(kappa_pos z_k.z_mk-) / M))."""
 
     def __init__(
         self,
         kappa_pos: float,  # concentration of positive latents around each other
         n_samples: int,  # samples K per posterior
         learn_kappa_pos: bool = False,  # make log(kappa_pos) a parameter
-        as_published: bool = False,  # weight 1 for the positive below; without q_neg, one rolled negative
-        chunk_size: int | None = None,  # samples held in memory at a time; by default about a million cosines
+        # weight 1 for the positive below; without q_neg, one rolled negative
+        as_published: bool = False,
+        chunk_size: int
+        # samples held in memory at a time; by default about a million cosines
+        | None = None,
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
     ) -> None:
         super().__init__(kappa_pos, learn_kappa_pos, reduction)
         self.n_samples, self.as_published = _count("n_samples", n_samples), as_published
-        self.chunk_size = None if chunk_size is None else _count("chunk_size", chunk_size)
+        self.chunk_size = (
+            None if chunk_size is None else _count("chunk_size", chunk_size)
+        )
 
     def forward(
         self,
@@ -377,7 +526,11 @@ class MCInfoNCE(_KappaPosLoss):
         draws = _draw(q, q_pos, q_neg, self.n_samples, generator)
         if self.as_published and q_neg is None:
             draws = _roll(draws)
-        kappa_pos, log_m, column = self.kappa_pos, math.log(draws.n - 1), draws.positive[:, None]
+        kappa_pos, log_m, column = (
+            self.kappa_pos,
+            math.log(draws.n - 1),
+            draws.positive[:, None],
+        )
         # The weights in the denominator are 1/M; as published, the positive's is 1.
         log_weight = q.loc.new_full((len(column), draws.n), -log_m)
         if self.as_published:
@@ -386,9 +539,13 @@ class MCInfoNCE(_KappaPosLoss):
         def log_sum_ratio(cos: Tensor) -> Tensor:
             score = kappa_pos * cos
             above = score.gather(2, column.expand(len(cos), -1, 1))[:, :, 0]
-            return torch.logsumexp(above - torch.logsumexp(score + log_weight, 2), 0)  # (7)
+            return torch.logsumexp(
+                above - torch.logsumexp(score + log_weight, 2), 0
+            )  # (7)
 
-        log_sum = torch.logsumexp(_over_samples(log_sum_ratio, draws, self.chunk_size), 0)
+        log_sum = torch.logsumexp(
+            _over_samples(log_sum_ratio, draws, self.chunk_size), 0
+        )
         return self.reduce(math.log(self.n_samples) - log_sum)
 
 # %% ../nbs/16_losses.ipynb #fa7ab498
@@ -402,13 +559,20 @@ def loss_landscape(
 ) -> Tensor:
     "Evaluate a loss on a grid of positive pairs, differentiably in both arguments."
     if getattr(loss, "reduction", "none") != "none":
-        raise ValueError(f"loss has reduction {loss.reduction!r}: build it with reduction='none', one value per pair.")
+        raise ValueError(
+            f"loss has reduction {loss.reduction!r}: build it with reduction='none', "
+            "one value per pair."
+        )
     cos, kappa = torch.broadcast_tensors(cos, kappa)
     flat_cos, flat_kappa = cos.reshape(-1, 1), kappa.reshape(-1)
     axes = torch.eye(dim, dtype=cos.dtype)
-    directions = torch.randn(n_neg, dim, dtype=cos.dtype, generator=torch.Generator().manual_seed(seed))
+    directions = torch.randn(
+        n_neg, dim, dtype=cos.dtype, generator=torch.Generator().manual_seed(seed)
+    )
     q = VonMisesFisher(axes[:1].expand(len(flat_cos), -1), flat_kappa)
-    q_pos = VonMisesFisher(flat_cos * axes[0] + (1 - flat_cos**2).sqrt() * axes[1], flat_kappa)
+    q_pos = VonMisesFisher(
+        flat_cos * axes[0] + (1 - flat_cos**2).sqrt() * axes[1], flat_kappa
+    )
     negatives = F.normalize(directions, dim=-1).expand(len(flat_cos), -1, -1)
     q_neg = VonMisesFisher(negatives, flat_kappa[:, None].expand(-1, n_neg))
     return loss(q, q_pos, q_neg).reshape(cos.shape)
@@ -429,12 +593,14 @@ class ExactInfoNCE(InfoNCE):
 
 # %% ../nbs/17_exact_losses.ipynb #69cbbb7c
 class ExactNWJ(ExactInfoNCE):
-    "The NWJ bound, negated: -log T+ + mean_m T_m - 1 with T = S h / Z. Zero for T = 1; its minimum is -I(x; x+)."
+    """The NWJ bound, negated: -log T+ + mean_m T_m - 1 with T = S h / Z. Zero for T =
+    1; its minimum is -I(x; x+)."""
 
     def __init__(
         self,
         kappa_pos: float,  # concentration of positive latents around each other
-        log_normalizer: float = 0.0,  # log Z = log E[S h] over independent pairs; 0 for uniform marginals
+        # log Z = log E[S h] over independent pairs; 0 for uniform marginals
+        log_normalizer: float = 0.0,
         learn_kappa_pos: bool = False,  # make log(kappa_pos) a parameter
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
     ) -> None:
@@ -448,12 +614,15 @@ class ExactNWJ(ExactInfoNCE):
     def contrast(self, scores: Tensor, positive: Tensor) -> Tensor:
         "The negated bound, one value per row."
         column = positive[:, None]
-        mean_t = scores.scatter(1, column, -math.inf).exp().sum(1) / (scores.shape[1] - 1)
+        mean_t = scores.scatter(1, column, -math.inf).exp().sum(1) / (
+            scores.shape[1] - 1
+        )
         return mean_t - 1 - scores.gather(1, column)[:, 0]
 
 # %% ../nbs/18_other_losses.ipynb #a0ab6304
 class ELK(InfoNCE):
-    "Formula 55: InfoNCE with the critic c = kappa_pos log EL, EL = C(kappa1) C(kappa2) / C(|kappa1 mu1 + kappa2 mu2|)."
+    """Formula 55: InfoNCE with the critic c = kappa_pos log EL, EL = C(kappa1)
+    C(kappa2) / C(|kappa1 mu1 + kappa2 mu2|)."""
 
     def critic(
         self,
@@ -463,17 +632,25 @@ class ELK(InfoNCE):
         dim: int,  # dimension D of the ambient space
     ) -> Tensor:
         "The log expected likelihood, times kappa_pos."
-        # Two Diracs have no finite overlap; a posterior as narrow as this one stands for them.
+        # Two Diracs have no finite overlap; a posterior as narrow as this one stands
+        # for them.
         k1, k2 = (k.double().clamp(max=1e10) for k in (kappa1, kappa2))
         gap = 1 - cos.double()
-        length = ((k1 - k2) ** 2 + 2 * k1 * k2 * (2 - gap)).clamp_min(torch.finfo(gap.dtype).tiny).sqrt()
-        excess = 2 * k1 * k2 * gap / (k1 + k2 + length)  # k1 + k2 - length, without the cancellation
+        length = (
+            ((k1 - k2) ** 2 + 2 * k1 * k2 * (2 - gap))
+            .clamp_min(torch.finfo(gap.dtype).tiny)
+            .sqrt()
+        )
+        excess = (
+            2 * k1 * k2 * gap / (k1 + k2 + length)
+        )  # k1 + k2 - length, without the cancellation
         log_c = [log_normalizer(dim, k) + k for k in (k1, k2, length)]
         return self.kappa_pos * (log_c[0] + log_c[1] - log_c[2] - excess).to(cos.dtype)
 
 # %% ../nbs/18_other_losses.ipynb #ec72d8d6
 class HIB(ContrastiveLoss):
-    "Formula 54: -log mean_k s(a z_k.z_k+ + b) - mean_m log mean_k(1 - s(a z_k.z_mk- + b)), with s the sigmoid."
+    """Formula 54: -log mean_k s(a z_k.z_k+ + b) - mean_m log mean_k(1 - s(a z_k.z_mk- +
+    b)), with s the sigmoid."""
 
     def __init__(
         self,
@@ -481,16 +658,24 @@ class HIB(ContrastiveLoss):
         b: float,  # its offset
         n_samples: int,  # samples K per posterior
         learn_ab: bool = False,  # make log(a) and b parameters
-        as_published: bool = False,  # mean of logs, 1/M twice; without q_neg, one rolled negative
-        chunk_size: int | None = None,  # samples held in memory at a time; by default about a million cosines
+        # mean of logs, 1/M twice; without q_neg, one rolled negative
+        as_published: bool = False,
+        chunk_size: int
+        # samples held in memory at a time; by default about a million cosines
+        | None = None,
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
     ) -> None:
         super().__init__(reduction)
         self._ab = _positive("a", a), _finite("b", b)
         if learn_ab:
-            self.log_a, self.b = nn.Parameter(torch.tensor(math.log(a))), nn.Parameter(torch.tensor(float(b)))
+            self.log_a, self.b = (
+                nn.Parameter(torch.tensor(math.log(a))),
+                nn.Parameter(torch.tensor(float(b))),
+            )
         self.n_samples, self.as_published = _count("n_samples", n_samples), as_published
-        self.chunk_size = None if chunk_size is None else _count("chunk_size", chunk_size)
+        self.chunk_size = (
+            None if chunk_size is None else _count("chunk_size", chunk_size)
+        )
 
     @property
     def ab(self) -> tuple[Tensor | float, Tensor | float]:
@@ -504,18 +689,27 @@ class HIB(ContrastiveLoss):
         q_neg: VonMisesFisher | None = None,
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:
-        "Draw, average the probability that each candidate is rightly called a match or not, take logarithms."
+        """Draw, average the probability that each candidate is rightly called a match
+        or not, take logarithms."""
         draws = _draw(q, q_pos, q_neg, self.n_samples, generator)
         if self.as_published and q_neg is None:
             draws = _roll(draws)
         (a, b), column = self.ab, draws.positive[:, None]
-        sign = q.loc.new_full((len(column), draws.n), -1.0).scatter_(1, column, 1.0)  # 1 - s(x) = s(-x)
+        sign = q.loc.new_full((len(column), draws.n), -1.0).scatter_(
+            1, column, 1.0
+        )  # 1 - s(x) = s(-x)
         total = torch.sum if self.as_published else torch.logsumexp
 
         def log_sum(cos: Tensor) -> Tensor:
             return total(F.logsigmoid(sign * (a * cos + b)), 0)
 
         log_p = total(_over_samples(log_sum, draws, self.chunk_size), 0)
-        log_p = log_p / self.n_samples if self.as_published else log_p - math.log(self.n_samples)
+        log_p = (
+            log_p / self.n_samples
+            if self.as_published
+            else log_p - math.log(self.n_samples)
+        )
         m = (draws.n - 1) ** 2 if self.as_published else draws.n - 1
-        return self.reduce(-log_p.gather(1, column)[:, 0] - log_p.scatter(1, column, 0.0).sum(1) / m)  # (54)
+        return self.reduce(
+            -log_p.gather(1, column)[:, 0] - log_p.scatter(1, column, 0.0).sum(1) / m
+        )  # (54)

@@ -15,19 +15,30 @@ from torch import Tensor
 # %% ../nbs/23_metrics.ipynb #73cbeeb9
 def _vector(name: str, values: Tensor | np.ndarray) -> np.ndarray:
     """A flat, finite float array, or an error that names the argument."""
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = (
+        values.detach().cpu().numpy()
+        if isinstance(values, Tensor)
+        else np.asarray(values)
+    )
     if not np.issubdtype(array.dtype, np.floating):
-        raise TypeError(f"{name} must hold floats, got {array.dtype}; convert it with .float()")
+        raise TypeError(
+            f"{name} must hold floats, got {array.dtype}; convert it with .float()"
+        )
     if np.isnan(array).any():
         raise ValueError(f"{name} has NaN in it; drop or repair those entries first")
     return array.ravel()
 
 
-def _same_length(a: Tensor | np.ndarray, b: Tensor | np.ndarray, least: int) -> tuple[np.ndarray, np.ndarray]:
+def _same_length(
+    a: Tensor | np.ndarray, b: Tensor | np.ndarray, least: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Both arguments as flat arrays of one length."""
     left, right = _vector("a", a), _vector("b", b)
     if len(left) != len(right):
-        raise ValueError(f"a and b must have as many entries as each other, got {len(left)} and {len(right)}")
+        raise ValueError(
+            f"a and b must have as many entries as each other, got {len(left)} and "
+            f"{len(right)}"
+        )
     if len(left) < least:
         raise ValueError(f"a and b need at least {least} entries, got {len(left)}")
     return left, right
@@ -55,14 +66,20 @@ def pearson(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
 
 # %% ../nbs/23_metrics.ipynb #7fc3c2f4
 def _sorted_order(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices that sort `values`, and where in that order each run of equal values starts."""
+    """Indices that sort `values`, and where in that order each run of equal values
+    starts."""
     if values.dtype != np.float32 or len(values) >= 2**31:
         order = np.argsort(values, kind="stable")
         ordered = values[order]
     else:
-        bits = (values + np.float32(0)).view(np.uint32)  # adding zero makes -0 and 0 one value
-        # The order of floats as unsigned integers: flip all bits of negatives, only the sign bit of the rest.
-        packed = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
+        bits = (values + np.float32(0)).view(
+            np.uint32
+        )  # adding zero makes -0 and 0 one value
+        # The order of floats as unsigned integers: flip all bits of negatives, only the
+        # sign bit of the rest.
+        packed = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(
+            np.uint64
+        )
         packed <<= np.uint64(32)
         packed |= np.arange(len(values), dtype=np.uint64)
         packed.sort()
@@ -76,7 +93,8 @@ def _sorted_order(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _double_ranks(values: np.ndarray) -> np.ndarray:
-    """Twice the ranks, from zero, ties averaged: whole numbers, so nothing is rounded."""
+    """Twice the ranks, from zero, ties averaged: whole numbers, so nothing is
+    rounded."""
     order, starts = _sorted_order(values)
     sizes = np.diff(starts, append=len(values))
     kind = np.int32 if len(values) < 2**30 else np.int64
@@ -86,13 +104,19 @@ def _double_ranks(values: np.ndarray) -> np.ndarray:
 
 # %% ../nbs/23_metrics.ipynb #c01f000a
 def spearman(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
-    """Spearman's rank correlation, ties averaged; NaN if either argument is constant."""
+    """Spearman's rank correlation, ties averaged; NaN if either argument is
+    constant."""
     left, right = _same_length(a, b, least=2)
     x, y = _double_ranks(left), _double_ranks(right)
     centre = len(x) - 1  # the mean of twice the ranks 0 .. n-1
     xy = xx = yy = 0.0
-    for i in range(0, len(x), 1 << 20):  # in blocks: the ranks are whole numbers, their products need doubles
-        u, v = x[i : i + (1 << 20)].astype(np.float64) - centre, y[i : i + (1 << 20)].astype(np.float64) - centre
+    for i in range(
+        0, len(x), 1 << 20
+    ):  # in blocks: the ranks are whole numbers, their products need doubles
+        u, v = (
+            x[i : i + (1 << 20)].astype(np.float64) - centre,
+            y[i : i + (1 << 20)].astype(np.float64) - centre,
+        )
         xy, xx, yy = xy + np.dot(u, v), xx + np.dot(u, u), yy + np.dot(v, v)
     return float(xy / np.sqrt(xx * yy)) if xx > 0 and yy > 0 else float("nan")
 
@@ -103,7 +127,9 @@ def pair_cosines(
 ) -> np.ndarray:
     """The cosines of all n(n-1)/2 pairs, row by row above the diagonal."""
     if mu.ndim != 2 or mu.shape[0] < 2:
-        raise ValueError(f"mu must have shape (n, D) with n at least 2, got {tuple(mu.shape)}")
+        raise ValueError(
+            f"mu must have shape (n, D) with n at least 2, got {tuple(mu.shape)}"
+        )
     mu = mu.detach()
     n = mu.shape[0]
     out = np.empty(n * (n - 1) // 2, dtype=np.float32)
@@ -123,9 +149,13 @@ def recovery(
     mu_hat: Tensor,  # estimated directions, shape (n, D'); D' may differ
     kappa_hat: Tensor,  # estimated concentrations, shape (n,)
 ) -> dict[str, float]:
-    """The paper's four numbers, and beside them the mean absolute errors its code prints as RMSE."""
+    """The paper's four numbers, and beside them the mean absolute errors its code
+    prints as RMSE."""
     if mu.shape[0] != mu_hat.shape[0]:
-        raise ValueError(f"mu and mu_hat must describe the same inputs, got {mu.shape[0]} and {mu_hat.shape[0]}")
+        raise ValueError(
+            f"mu and mu_hat must describe the same inputs, got {mu.shape[0]} and "
+            f"{mu_hat.shape[0]}"
+        )
     true, found = pair_cosines(mu), pair_cosines(mu_hat)
     return {
         "mu_rmse": rmse(true, found),
@@ -141,9 +171,13 @@ def mean_abs_cosine(
     samples: Tensor,  # unit vectors, shape (n_samples, ..., D)
     loc: Tensor,  # the modes, shape (..., D)
 ) -> Tensor:  # shape (...)
-    """Mean |cosine| between the samples and the mode: a spread that every family of posteriors has."""
+    """Mean |cosine| between the samples and the mode: a spread that every family of
+    posteriors has."""
     if samples.shape[-1] != loc.shape[-1]:
-        raise ValueError(f"samples and loc must share their last dimension, got {samples.shape[-1]} and {loc.shape[-1]}")
+        raise ValueError(
+            f"samples and loc must share their last dimension, got {samples.shape[-1]} "
+            f"and {loc.shape[-1]}"
+        )
     return (samples * loc).sum(-1).abs().mean(0)
 
 # %% ../nbs/44_ranking.ipynb #f0ce6338
@@ -151,14 +185,25 @@ def _embeddings(name: str, rows: Tensor | np.ndarray) -> Tensor:
     """A matrix of finite, non-zero rows, or an error that names the argument."""
     tensor = torch.as_tensor(rows).detach()
     if not tensor.is_floating_point():
-        raise TypeError(f"{name} must hold floats, got {tensor.dtype}; convert it with .float()")
+        raise TypeError(
+            f"{name} must hold floats, got {tensor.dtype}; convert it with .float()"
+        )
     if tensor.ndim != 2 or 0 in tensor.shape:
-        raise ValueError(f"{name} must have shape (n, D) and not be empty, got {tuple(tensor.shape)}")
-    length = torch.linalg.vector_norm(tensor, dim=1, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        raise ValueError(
+            f"{name} must have shape (n, D) and not be empty, got {tuple(tensor.shape)}"
+        )
+    length = torch.linalg.vector_norm(
+        tensor, dim=1, dtype=torch.promote_types(tensor.dtype, torch.float32)
+    )
     if not bool(length.isfinite().all()):
-        raise ValueError(f"{name} has rows with NaN or infinite entries; drop or repair them first")
+        raise ValueError(
+            f"{name} has rows with NaN or infinite entries; drop or repair them first"
+        )
     if not bool((length > 0).all()):
-        raise ValueError(f"{name} has rows of length zero, and a zero vector has no direction; drop them first")
+        raise ValueError(
+            f"{name} has rows of length zero, and a zero vector has no direction; drop "
+            "them first"
+        )
     return tensor
 
 
@@ -169,7 +214,9 @@ def _normalized(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _gaps(queries: Tensor, items: Tensor) -> Tensor:  # (n, D) and (n, s, D) to (n, s)
     """1 - cosine in double precision, with all digits for close pairs."""
-    difference = _normalized(items, torch.float64).sub_(_normalized(queries, torch.float64).unsqueeze(-2))
+    difference = _normalized(items, torch.float64).sub_(
+        _normalized(queries, torch.float64).unsqueeze(-2)
+    )
     return difference.square_().sum(-1).div_(2)
 
 # %% ../nbs/44_ranking.ipynb #84172796
@@ -179,29 +226,43 @@ _SPARE = 8  # items on a shortlist beyond those wanted
 def _shortlist(
     queries: Tensor,  # (n, D), the originals
     database: Tensor,  # (m, D), the originals
-    product: Tensor,  # queries times database: cosines in some precision; changed in place
+    # queries times database: cosines in some precision; changed in place
+    product: Tensor,
     k: int,
     skip: Tensor | None,  # (n,)
-) -> tuple[Tensor, Tensor, Tensor]:  # indices and gaps (n, k), and which rows are certain to be right (n,)
-    """The k nearest of each row by a shortlist from the product, measured again in double precision."""
+) -> tuple[
+    Tensor, Tensor, Tensor
+]:  # indices and gaps (n, k), and which rows are certain to be right (n,)
+    """The k nearest of each row by a shortlist from the product, measured again in
+    double precision."""
     if skip is not None:
         rows = (skip >= 0).nonzero().squeeze(1)
         product[rows, skip[rows]] = -torch.inf
     length = min(k + _SPARE, len(database))
     cosines, items = product.topk(length, dim=1)
     slack = (queries.shape[1] + 4) * torch.finfo(product.dtype).eps
-    if product.dtype == torch.float64:  # there may be more copies of an item than the list holds: add the first of them
+    if (
+        product.dtype == torch.float64
+    ):  # there may be more copies of an item than the list holds: add the first of them
         level = product >= cosines[:, k - 1 : k] - slack
-        first = (level * torch.arange(len(database), 0, -1, device=items.device)).topk(k, dim=1).indices
+        first = (
+            (level * torch.arange(len(database), 0, -1, device=items.device))
+            .topk(k, dim=1)
+            .indices
+        )
         items = torch.cat([items, first], dim=1)
-    items = items.sort(dim=1).values  # so that the stable sort below settles ties by index
+    items = items.sort(
+        dim=1
+    ).values  # so that the stable sort below settles ties by index
     gaps = _gaps(queries, database[items])
     gaps[:, 1:].masked_fill_(items[:, 1:] == items[:, :-1], torch.inf)
     if skip is not None:
         gaps.masked_fill_(items == skip.unsqueeze(1), torch.inf)
     best = gaps.argsort(dim=1, stable=True)[:, :k]
     gaps = gaps.gather(1, best)
-    certain = (1 - gaps[:, -1] > cosines[:, -1].double() + slack) | (length == len(database))
+    certain = (1 - gaps[:, -1] > cosines[:, -1].double() + slack) | (
+        length == len(database)
+    )
     return items.gather(1, best), gaps, certain
 
 # %% ../nbs/44_ranking.ipynb #1539cca6
@@ -214,22 +275,37 @@ class Neighbours(NamedTuple):
 
 def nearest(
     queries: Tensor | np.ndarray,  # (n, D), of any length but zero
-    database: Tensor | np.ndarray | None = None,  # (m, D); None searches the queries, each without itself
+    database: Tensor
+    | np.ndarray
+    | None = None,  # (m, D); None searches the queries, each without itself
     k: int = 1,  # neighbours of each query
-    skip: Tensor | None = None,  # (n,), a database row each query may not return; -1 for none
+    skip: Tensor
+    | None = None,  # (n,), a database row each query may not return; -1 for none
     block: int = 1 << 24,  # cosines held at a time
 ) -> Neighbours:
-    """The k nearest neighbours by cosine, exactly; of equal ones those with the lowest index."""
+    """The k nearest neighbours by cosine, exactly; of equal ones those with the lowest
+    index."""
     left = _embeddings("queries", queries)
     if database is None and skip is not None:
-        raise ValueError("skip needs a database: without one each query already skips itself")
+        raise ValueError(
+            "skip needs a database: without one each query already skips itself"
+        )
     right = left if database is None else _embeddings("database", database)
     if left.shape[1] != right.shape[1]:
-        raise ValueError(f"queries and database must share D, got {left.shape[1]} and {right.shape[1]}")
-    skip = torch.arange(len(left), device=left.device) if database is None else _skipped(skip, len(left), len(right))
+        raise ValueError(
+            f"queries and database must share D, got {left.shape[1]} and "
+            f"{right.shape[1]}"
+        )
+    skip = (
+        torch.arange(len(left), device=left.device)
+        if database is None
+        else _skipped(skip, len(left), len(right))
+    )
     most = len(right) - (skip is not None)
     if not 1 <= k <= most:
-        raise ValueError(f"k must lie between 1 and the {most} items a query may return, got {k}")
+        raise ValueError(
+            f"k must lie between 1 and the {most} items a query may return, got {k}"
+        )
     if block < 1:
         raise ValueError(f"block must be at least 1, got {block}")
     return _search(left, right, k, skip, block)
@@ -240,14 +316,26 @@ def _skipped(skip: Tensor | None, n: int, m: int) -> Tensor | None:
     if skip is None:
         return None
     skip = torch.as_tensor(skip)
-    if skip.shape != (n,) or skip.is_floating_point() or not bool(((skip >= -1) & (skip < m)).all()):
-        raise ValueError(f"skip must hold {n} integers from -1 to {m - 1}, one for each query")
+    if (
+        skip.shape != (n,)
+        or skip.is_floating_point()
+        or not bool(((skip >= -1) & (skip < m)).all())
+    ):
+        raise ValueError(
+            f"skip must hold {n} integers from -1 to {m - 1}, one for each query"
+        )
     return skip.long()
 
 # %% ../nbs/44_ranking.ipynb #e2340c39
-def _search(queries: Tensor, database: Tensor, k: int, skip: Tensor | None, block: int) -> Neighbours:
-    """Block by block: shortlists in single precision, and in double where that is not certain to be right."""
-    n, width = len(queries), len(database) + (2 * k + _SPARE) * queries.shape[1]  # numbers held for each query
+def _search(
+    queries: Tensor, database: Tensor, k: int, skip: Tensor | None, block: int
+) -> Neighbours:
+    """Block by block: shortlists in single precision, and in double where that is not
+    certain to be right."""
+    n, width = (
+        len(queries),
+        len(database) + (2 * k + _SPARE) * queries.shape[1],
+    )  # numbers held for each query
     rows = max(1, block // width)
     indices = torch.empty(n, k, dtype=torch.long, device=queries.device)
     gaps = torch.empty(n, k, dtype=torch.float64, device=queries.device)
@@ -257,7 +345,9 @@ def _search(queries: Tensor, database: Tensor, k: int, skip: Tensor | None, bloc
         for some in pending.split(rows):
             product = _normalized(queries[some], dtype) @ unit.T
             part = None if skip is None else skip[some]
-            indices[some], gaps[some], certain = _shortlist(queries[some], database, product, k, part)
+            indices[some], gaps[some], certain = _shortlist(
+                queries[some], database, product, k, part
+            )
             failed.append(some[~certain])
         if dtype == torch.float64:
             break
@@ -265,13 +355,21 @@ def _search(queries: Tensor, database: Tensor, k: int, skip: Tensor | None, bloc
     return Neighbours(indices, 1 - gaps)
 
 # %% ../nbs/44_ranking.ipynb #28454603
-def _class_labels(name: str, labels: Tensor | np.ndarray, n: int, device: torch.device) -> Tensor:
+def _class_labels(
+    name: str, labels: Tensor | np.ndarray, n: int, device: torch.device
+) -> Tensor:
     """n whole numbers, or an error that names the argument."""
     tensor = torch.as_tensor(labels)
     if tensor.is_floating_point() or tensor.is_complex():
-        raise TypeError(f"{name} must be whole numbers, one class for each item; take the argmax of soft labels")
+        raise TypeError(
+            f"{name} must be whole numbers, one class for each item; take the argmax "
+            "of soft labels"
+        )
     if tensor.shape != (n,):
-        raise ValueError(f"{name} must have shape ({n},), one class for each embedding, got {tuple(tensor.shape)}")
+        raise ValueError(
+            f"{name} must have shape ({n},), one class for each embedding, got "
+            f"{tuple(tensor.shape)}"
+        )
     return tensor.to(device)
 
 
@@ -279,18 +377,24 @@ def hits_at_k(
     embeddings: Tensor | np.ndarray,  # (n, D), the queries
     labels: Tensor | np.ndarray,  # (n,), their classes
     k: int = 1,
-    database: Tensor | np.ndarray | None = None,  # (m, D); None: the queries, each without itself
+    database: Tensor
+    | np.ndarray
+    | None = None,  # (m, D); None: the queries, each without itself
     database_labels: Tensor | np.ndarray | None = None,  # (m,)
     skip: Tensor | None = None,  # as in `nearest`
 ) -> Tensor:  # (n,), bool
     """Whether each query finds its own class among its k nearest items."""
     if (database is None) != (database_labels is None):
-        raise ValueError("database and database_labels go together: give both or neither")
+        raise ValueError(
+            "database and database_labels go together: give both or neither"
+        )
     found = nearest(embeddings, database, k, skip).indices
     own = _class_labels("labels", labels, len(found), found.device)
     if database is None or database_labels is None:
         return (own[found] == own.unsqueeze(1)).any(1)
-    other = _class_labels("database_labels", database_labels, len(database), found.device)
+    other = _class_labels(
+        "database_labels", database_labels, len(database), found.device
+    )
     return (other[found] == own.unsqueeze(1)).any(1)
 
 
@@ -298,45 +402,66 @@ def recall_at_k(
     embeddings: Tensor | np.ndarray,  # (n, D), the queries
     labels: Tensor | np.ndarray,  # (n,), their classes
     k: int = 1,
-    database: Tensor | np.ndarray | None = None,  # (m, D); None: the queries, each without itself
+    database: Tensor
+    | np.ndarray
+    | None = None,  # (m, D); None: the queries, each without itself
     database_labels: Tensor | np.ndarray | None = None,  # (m,)
 ) -> float:
     """The share of queries that find their own class among their k nearest items."""
-    return float(hits_at_k(embeddings, labels, k, database, database_labels).double().mean())
+    return float(
+        hits_at_k(embeddings, labels, k, database, database_labels).double().mean()
+    )
 
 # %% ../nbs/44_ranking.ipynb #51462853
-def _outcomes(certainty: Tensor | np.ndarray, correct: Tensor | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _outcomes(
+    certainty: Tensor | np.ndarray, correct: Tensor | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Certainties as floats and outcomes as booleans, of one length."""
     score = _vector("certainty", certainty)
-    outcome = correct.detach().cpu().numpy() if isinstance(correct, Tensor) else np.asarray(correct)
+    outcome = (
+        correct.detach().cpu().numpy()
+        if isinstance(correct, Tensor)
+        else np.asarray(correct)
+    )
     if not np.isin(outcome, (0, 1)).all():
         raise ValueError("correct must hold booleans, or zeros and ones")
     if outcome.size != score.size or score.size == 0:
         raise ValueError(
-            f"certainty and correct must have as many entries as each other, at least one; got {score.size} and"
+            "certainty and correct must have as many entries as each other, at least "
+            f"one; got {score.size} and"
             f" {outcome.size}"
         )
     return score, outcome.ravel().astype(bool)
 
 
 def r_auroc(
-    certainty: Tensor | np.ndarray,  # (n,), higher is more certain; kappa, or minus an uncertainty
+    certainty: Tensor
+    | np.ndarray,  # (n,), higher is more certain; kappa, or minus an uncertainty
     correct: Tensor | np.ndarray,  # (n,), whether Recall@1 was a hit
 ) -> float:
-    """Probability that a right answer had more certainty than a wrong one, ties as half."""
+    """Probability that a right answer had more certainty than a wrong one, ties as
+    half."""
     score, outcome = _outcomes(certainty, correct)
     n_right = int(outcome.sum())
     n_wrong = len(outcome) - n_right
     if not n_right or not n_wrong:
-        raise ValueError(f"correct must hold right and wrong answers, all {len(outcome)} are {bool(n_right)}")
-    doubled = int(_double_ranks(score)[outcome].sum(dtype=np.int64))  # whole numbers, so nothing is rounded
+        raise ValueError(
+            f"correct must hold right and wrong answers, all {len(outcome)} are "
+            f"{bool(n_right)}"
+        )
+    doubled = int(
+        _double_ranks(score)[outcome].sum(dtype=np.int64)
+    )  # whole numbers, so nothing is rounded
     return (doubled - n_right * (n_right - 1)) / (2 * n_right * n_wrong)
 
 # %% ../nbs/44_ranking.ipynb #1007ac05
 def _wrong_among_top(score: np.ndarray, outcome: np.ndarray) -> np.ndarray:  # (n + 1,)
-    """Expected number of wrong answers among the m most certain, for m = 0 ... n, ties in random order."""
+    """Expected number of wrong answers among the m most certain, for m = 0 ... n, ties
+    in random order."""
     order = np.argsort(-score, kind="stable")
-    new = np.flatnonzero(score[order][1:] != score[order][:-1]) + 1  # where a run of equal certainties ends
+    new = (
+        np.flatnonzero(score[order][1:] != score[order][:-1]) + 1
+    )  # where a run of equal certainties ends
     ends = np.concatenate([[0], new, [len(score)]])
     wrong = np.concatenate([[0], np.cumsum(~outcome[order])])
     return np.interp(np.arange(len(score) + 1), ends, wrong[ends])
@@ -345,16 +470,26 @@ def _wrong_among_top(score: np.ndarray, outcome: np.ndarray) -> np.ndarray:  # (
 def rejection_curve(
     certainty: Tensor | np.ndarray,  # (n,), higher is more certain
     correct: Tensor | np.ndarray,  # (n,)
-    fractions: Tensor | np.ndarray | None = None,  # shares rejected, in [0, 1); default 0, 0.05, ..., 0.95
+    fractions: Tensor
+    | np.ndarray
+    | None = None,  # shares rejected, in [0, 1); default 0, 0.05, ..., 0.95
 ) -> np.ndarray:  # like fractions
-    """Share of right answers among the rest, after rejecting each fraction of least certain queries."""
+    """Share of right answers among the rest, after rejecting each fraction of least
+    certain queries."""
     score, outcome = _outcomes(certainty, correct)
-    shares = np.arange(20) / 20 if fractions is None else np.asarray(fractions, dtype=np.float64)
+    shares = (
+        np.arange(20) / 20
+        if fractions is None
+        else np.asarray(fractions, dtype=np.float64)
+    )
     if not ((shares >= 0) & (shares < 1)).all():
         raise ValueError("fractions must lie in [0, 1): somebody has to be left")
     kept = len(score) - np.round(shares * len(score)).astype(int)
     if (kept == 0).any():
-        raise ValueError(f"a fraction of {shares.max():g} of {len(score)} queries leaves none: reject less")
+        raise ValueError(
+            f"a fraction of {shares.max():g} of {len(score)} queries leaves none: "
+            "reject less"
+        )
     return 1 - _wrong_among_top(score, outcome)[kept] / kept
 
 
@@ -362,9 +497,12 @@ def rejection_area(
     certainty: Tensor | np.ndarray,  # (n,), higher is more certain
     correct: Tensor | np.ndarray,  # (n,)
 ) -> float:
-    """AURC: the error rate among the m most certain, averaged over m = 1 ... n; lower is better."""
+    """AURC: the error rate among the m most certain, averaged over m = 1 ... n; lower
+    is better."""
     score, outcome = _outcomes(certainty, correct)
-    return float(np.mean(_wrong_among_top(score, outcome)[1:] / np.arange(1, len(score) + 1)))
+    return float(
+        np.mean(_wrong_among_top(score, outcome)[1:] / np.arange(1, len(score) + 1))
+    )
 
 # %% ../nbs/44_ranking.ipynb #4bf27dd4
 def annotator_entropy(
@@ -373,13 +511,22 @@ def annotator_entropy(
     """Entropy of human labels; the same to the last bit for shares in another order."""
     shares = torch.as_tensor(probs)
     if not shares.is_floating_point():
-        raise TypeError(f"probs must hold floats, got {shares.dtype}; divide counts by their sum")
+        raise TypeError(
+            f"probs must hold floats, got {shares.dtype}; divide counts by their sum"
+        )
     if shares.ndim == 0 or shares.shape[-1] < 2:
-        raise ValueError(f"probs must have shape (..., C) with at least two classes, got {tuple(shares.shape)}")
+        raise ValueError(
+            "probs must have shape (..., C) with at least two classes, got "
+            f"{tuple(shares.shape)}"
+        )
     if not bool((shares >= 0).all()):  # refuses NaN as well
-        raise ValueError("probs has negative entries or NaN; shares of annotators are neither")
+        raise ValueError(
+            "probs has negative entries or NaN; shares of annotators are neither"
+        )
     if not bool(((shares.sum(-1, dtype=torch.float64) - 1).abs() < 1e-3).all()):
-        raise ValueError("probs must add up to 1 along the last axis; divide counts by their sum")
+        raise ValueError(
+            "probs must add up to 1 along the last axis; divide counts by their sum"
+        )
     return torch.special.entr(shares.double().sort(dim=-1).values).sum(-1)
 
 
@@ -387,9 +534,13 @@ def entropy_correlation(
     certainty: Tensor | np.ndarray,  # (n,), higher is more certain
     probs: Tensor | np.ndarray,  # (n, C), shares of the annotators
 ) -> float:
-    """Spearman of certainty with negative annotator entropy: positive is good; NaN if either is constant."""
+    """Spearman of certainty with negative annotator entropy: positive is good; NaN if
+    either is constant."""
     entropy = annotator_entropy(probs)
     score = _vector("certainty", certainty)
     if entropy.shape != (len(score),):
-        raise ValueError(f"probs must have shape ({len(score)}, C), one row for each certainty, got {tuple(probs.shape)}")
+        raise ValueError(
+            f"probs must have shape ({len(score)}, C), one row for each certainty, got "
+            f"{tuple(probs.shape)}"
+        )
     return spearman(score, -entropy)

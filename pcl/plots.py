@@ -15,13 +15,26 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from .experiments import EXPERIMENTS, Job, lookup
-from .ledger import RULES, Record, ScoreRow, format_ours, format_seconds, latest, mean_and_error, read, scoreboard
+from pcl.ledger import (
+    RULES,
+    Record,
+    ScoreRow,
+    format_ours,
+    format_seconds,
+    latest,
+    mean_and_error,
+    read,
+    scoreboard,
+)
 
-if TYPE_CHECKING:  # at run time matplotlib and IPython come in only when a figure is drawn
+if (
+    TYPE_CHECKING
+):  # at run time matplotlib and IPython come in only when a figure is drawn
     from IPython.display import HTML
 
 # %% ../nbs/92_plots.ipynb #dc4ed9a0
-# Ordered dark to light, so that neighbours stay apart in grey; hues from the colour-blind safe set of Okabe and Ito.
+# Ordered dark to light, so that neighbours stay apart in grey; hues from the colour-
+# blind safe set of Okabe and Ito.
 PALETTE = ("#0b3c5d", "#c1440e", "#1b8a6b", "#d99a1c", "#8a6fb3", "#7d8a94")
 
 STYLE: dict[Any, Any] = {
@@ -46,7 +59,8 @@ STYLE: dict[Any, Any] = {
 
 
 def use_style() -> None:
-    """Draw every figure from here on in the book's style, as vector graphics in a notebook."""
+    """Draw every figure from here on in the book's style, as vector graphics in a
+    notebook."""
     import matplotlib
     from cycler import cycler
 
@@ -66,18 +80,32 @@ def html_table(
     caption: str,  # what a screen reader announces
     width: str = "100%",  # the table's least width; below it the box scrolls
 ) -> str:
-    """A table in a box that scrolls sideways; equal neighbours in the first column become one cell."""
+    """A table in a box that scrolls sideways; equal neighbours in the first column
+    become one cell."""
     left = 'style="text-align: left; vertical-align: top"'
     top = "".join(f'<th scope="col" {left}>{h}</th>' for h in head)
     lines = ""
     for title, group in groupby(body, key=lambda line: line[0]):
         members = list(group)
         for i, line in enumerate(members):
-            first = f'<th scope="rowgroup" rowspan="{len(members)}" {left}>{title}</th>' if i == 0 else ""
-            lines += "<tr>" + first + "".join(f"<td {left}>{c}</td>" for c in line[1:]) + "</tr>"
-    return (f'<div style="overflow-x: auto; max-width: 100%" tabindex="0" role="region" aria-label="{escape(caption)}">'
-            f'<table class="table dataframe" style="font-size: 0.85em; min-width: {width}; border-collapse: collapse">'
-            f"<thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>")
+            first = (
+                f'<th scope="rowgroup" rowspan="{len(members)}" {left}>{title}</th>'
+                if i == 0
+                else ""
+            )
+            lines += (
+                "<tr>"
+                + first
+                + "".join(f"<td {left}>{c}</td>" for c in line[1:])
+                + "</tr>"
+            )
+    return (
+        '<div style="overflow-x: auto; max-width: 100%" tabindex="0" role="region" '
+        f'aria-label="{escape(caption)}">'
+        f'<table class="table dataframe" style="font-size: 0.85em; min-width: {width}; '
+        'border-collapse: collapse">'
+        f"<thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
 
 
 def html_name(text: str) -> str:
@@ -85,8 +113,13 @@ def html_name(text: str) -> str:
     return f'<code style="white-space: nowrap">{escape(text)}</code>'
 
 # %% ../nbs/92_plots.ipynb #56aec157
-_MARKS = {"reproduced": ("✓", "success"), "differs": ("≠", "danger"), "inconclusive": ("?", "text-muted"),
-          "not yet run": ("○", "text-muted"), "no paper value": ("&ndash;", "text-muted")}  # fmt: skip
+_MARKS = {
+    "reproduced": ("✓", "success"),
+    "differs": ("≠", "danger"),
+    "inconclusive": ("?", "text-muted"),
+    "not yet run": ("○", "text-muted"),
+    "no paper value": ("&ndash;", "text-muted"),
+}
 
 
 def html_verdict(verdict: str, reason: str = "") -> str:
@@ -94,34 +127,79 @@ def html_verdict(verdict: str, reason: str = "") -> str:
     mark, colour = _MARKS[verdict]
     if "ours is better" in reason:
         verdict, colour = "differs, better", "info"
-    return f'<span style="color: var(--pst-color-{colour}); white-space: nowrap">{mark} {verdict}</span>'
+    style = f"color: var(--pst-color-{colour}); white-space: nowrap"
+    return f'<span style="{style}">{mark} {verdict}</span>'
 
 
 def html_score(row: ScoreRow) -> list[str]:
     """One line of the scoreboard: row, metric, published, ours, runs, verdict."""
-    runs = f"{row.seeds}&nbsp;&times;&nbsp;{escape(row.preset)}<br>{format_seconds(row.seconds)}" if row.seeds else "&ndash;"
-    reason = f'<br><span style="font-size: 0.9em">{escape(row.reason)}</span>' if row.reason else ""
-    label = escape(row.label) + ("" if row.version in ("both", "-") else f" <small>({escape(row.version)})</small>")
-    ours = "&ndash;" if row.ours is None else escape(format_ours(row)).replace(" ", "&nbsp;")
+    runs = (
+        f"{row.seeds}&nbsp;&times;&nbsp;{escape(row.preset)}<br>"
+        f"{format_seconds(row.seconds)}"
+        if row.seeds
+        else "&ndash;"
+    )
+    reason = (
+        f'<br><span style="font-size: 0.9em">{escape(row.reason)}</span>'
+        if row.reason
+        else ""
+    )
+    label = escape(row.label) + (
+        ""
+        if row.version in ("both", "-")
+        else f" <small>({escape(row.version)})</small>"
+    )
+    ours = (
+        "&ndash;"
+        if row.ours is None
+        else escape(format_ours(row)).replace(" ", "&nbsp;")
+    )
     first, *powers = escape(row.paper).replace(" ± ", "&nbsp;±&nbsp;").split("10^")
-    printed = first + "".join(f"10<sup>{p.split('&')[0]}</sup>{p[len(p.split('&')[0]):]}" for p in powers)
-    return [html_name(row.row), label, printed, ours, runs, html_verdict(row.verdict, row.reason) + reason]
+    printed = first + "".join(
+        f"10<sup>{p.split('&')[0]}</sup>{p[len(p.split('&')[0]) :]}" for p in powers
+    )
+    return [
+        html_name(row.row),
+        label,
+        printed,
+        ours,
+        runs,
+        html_verdict(row.verdict, row.reason) + reason,
+    ]
 
 
 def verdicts(
     *names: str,  # experiments
     records: Iterable[Record] | None = None,  # default the whole ledger
 ) -> "HTML":
-    """Paper, ours and verdict for every published cell of some experiments, with rules and sources below."""
+    """Paper, ours and verdict for every published cell of some experiments, with rules
+    and sources below."""
     from IPython.display import HTML
 
-    rows = [r for r in scoreboard(read() if records is None else records) if r.experiment in names and r.paper != "-"]
-    extra = dict.fromkeys(r.note for r in rows if r.note and r.rule not in ("choice", "none"))
-    rules = [f"<b>{k}</b>: {escape(RULES[k])}" for k in dict.fromkeys(r.rule for r in rows)]
+    rows = [
+        r
+        for r in scoreboard(read() if records is None else records)
+        if r.experiment in names and r.paper != "-"
+    ]
+    extra = dict.fromkeys(
+        r.note for r in rows if r.note and r.rule not in ("choice", "none")
+    )
+    rules = [
+        f"<b>{k}</b>: {escape(RULES[k])}" for k in dict.fromkeys(r.rule for r in rows)
+    ]
     sources = "; ".join(dict.fromkeys(escape(r.source) for r in rows))
-    small = "<br>".join([*map(escape, extra), "Rule. " + ". ".join(rules) + ".", f"Source: {sources}."])
+    small = "<br>".join(
+        [*map(escape, extra), "Rule. " + ". ".join(rules) + ".", f"Source: {sources}."]
+    )
     lines = [[html_name(r.experiment)] * (len(names) > 1) + html_score(r) for r in rows]
-    head = ["experiment"] * (len(names) > 1) + ["row", "metric", "published", "ours", "seeds, time", "verdict"]
+    head = ["experiment"] * (len(names) > 1) + [
+        "row",
+        "metric",
+        "published",
+        "ours",
+        "seeds, time",
+        "verdict",
+    ]
     table = html_table(head, lines, f"Scores for {', '.join(names)}", "44em")
     return HTML(table + f'<p style="line-height: 1.4"><small>{small}</small></p>')
 
@@ -132,21 +210,39 @@ def measured(
     preset: str = "cpu",
     records: Iterable[Record] | None = None,  # default the whole ledger
 ) -> "HTML":
-    """What the recorded runs of an experiment measured, one line for each of its rows."""
+    """What the recorded runs of an experiment measured, one line for each of its
+    rows."""
     from IPython.display import HTML
 
-    runs = [r for r in latest(read() if records is None else records) if (r.experiment, r.preset) == (name, preset)]
+    runs = [
+        r
+        for r in latest(read() if records is None else records)
+        if (r.experiment, r.preset) == (name, preset)
+    ]
     lines = []
     for row in lookup("experiment", name, EXPERIMENTS).rows:
         mine = [r for r in runs if r.row == row]
-        cells = [_mean_cell([r.metrics[m] for r in mine if m in r.metrics]) for m in metrics]
-        runtime = f"{len(mine)}&nbsp;&times;&nbsp;{escape(preset)}, {format_seconds(sum(r.seconds for r in mine))}"
-        lines.append([html_name(row), *cells, runtime if mine else html_verdict("not yet run")])
-    return HTML(html_table(["row", *map(html_name, metrics), "seeds, time"], lines, f"Measurements of {name}", "36em"))
+        cells = [
+            _mean_cell([r.metrics[m] for r in mine if m in r.metrics]) for m in metrics
+        ]
+        spent = format_seconds(sum(r.seconds for r in mine))
+        runtime = f"{len(mine)}&nbsp;&times;&nbsp;{escape(preset)}, {spent}"
+        lines.append(
+            [html_name(row), *cells, runtime if mine else html_verdict("not yet run")]
+        )
+    return HTML(
+        html_table(
+            ["row", *map(html_name, metrics), "seeds, time"],
+            lines,
+            f"Measurements of {name}",
+            "36em",
+        )
+    )
 
 
 def short_number(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits; thousands are written out, powers of ten only from a million on."""
+    """A number with so many significant digits; thousands are written out, powers of
+    ten only from a million on."""
     text = f"{value:.{digits}g}"
     return f"{float(text):,.0f}" if "e+" in text and abs(value) < 1e6 else text
 
@@ -155,7 +251,9 @@ def _mean_cell(values: Sequence[float]) -> str:
     if not values:
         return "&ndash;"
     mean, error = mean_and_error(values)
-    return short_number(mean) + (f"&nbsp;±&nbsp;{short_number(error, 1)}" if error is not None else "")
+    return short_number(mean) + (
+        f"&nbsp;±&nbsp;{short_number(error, 1)}" if error is not None else ""
+    )
 
 # %% ../nbs/92_plots.ipynb #9e7f9b0a
 def preset_changes(
@@ -163,7 +261,8 @@ def preset_changes(
     preset: str = "cpu",
     reference: str = "paper",
 ) -> "HTML":
-    """Every setting that one preset gives another value than the other does, over all rows of some experiments."""
+    """Every setting that one preset gives another value than the other does, over all
+    rows of some experiments."""
     from IPython.display import HTML
 
     found: dict[tuple[str, str, str], dict[str, list[str]]] = {}
@@ -174,10 +273,22 @@ def preset_changes(
                 if ours.get(key) != theirs.get(key):
                     change = (key, str(theirs.get(key)), str(ours.get(key)))
                     found.setdefault(change, {}).setdefault(name, []).append(row)
-    order = {key: i for name in names for row in EXPERIMENTS[name].rows.values() for i, key in enumerate(row)}
+    order = {
+        key: i
+        for name in names
+        for row in EXPERIMENTS[name].rows.values()
+        for i, key in enumerate(row)
+    }
     lines = [
-        [html_name(key), html_name(theirs), html_name(ours), ", ".join(_where(*item) for item in places.items())]
-        for (key, theirs, ours), places in sorted(found.items(), key=lambda item: order[item[0][0]])
+        [
+            html_name(key),
+            html_name(theirs),
+            html_name(ours),
+            ", ".join(_where(*item) for item in places.items()),
+        ]
+        for (key, theirs, ours), places in sorted(
+            found.items(), key=lambda item: order[item[0][0]]
+        )
     ]
     head = ["setting", f"preset {reference}", f"preset {preset}", "in"]
     return HTML(html_table(head, lines, f"What preset {preset} changes", "30em"))
@@ -185,35 +296,49 @@ def preset_changes(
 
 def _where(name: str, rows: Sequence[str]) -> str:
     """An experiment, with the rows that are meant unless it is all of them."""
-    return name if len(rows) == len(EXPERIMENTS[name].rows) else f"{name} ({', '.join(rows)})"
+    return (
+        name
+        if len(rows) == len(EXPERIMENTS[name].rows)
+        else f"{name} ({', '.join(rows)})"
+    )
 
 # %% ../nbs/92_plots.ipynb #bb93ce19
 #| code-fold: true
 _SPHERE = Template("""
-<figure class="pcl-sphere" id="$uid" style="margin:1em auto;max-width:30rem;text-align:center">
-<canvas width="640" height="640" tabindex="0" role="img" style="width:min(100%,20rem);touch-action:none;cursor:grab"
- aria-label="Density of a von Mises-Fisher distribution on the 2-sphere; drag or use the arrow keys to turn it"></canvas>
+<figure class="pcl-sphere" id="$uid"
+ style="margin:1em auto;max-width:30rem;text-align:center">
+<canvas width="640" height="640" tabindex="0" role="img"
+ style="width:min(100%,20rem);touch-action:none;cursor:grab"
+ aria-label="Density of a von Mises-Fisher distribution on the 2-sphere;
+ drag or use the arrow keys to turn it"></canvas>
 <div><label style="display:block">κ = <output>$kappa</output><br>
-<input type="range" min="0" max="100" step="1" value="$start" aria-label="concentration kappa"
+<input type="range" min="0" max="100" step="1" value="$start"
+ aria-label="concentration kappa"
  style="width:min(90%,20rem)"></label></div>
 <figcaption style="font-size:.9em"></figcaption>
 </figure>
 <script>
 (() => {
-  const root = document.getElementById("$uid"), cv = root.querySelector("canvas"), ctx = cv.getContext("2d");
-  const slider = root.querySelector("input"), out = root.querySelector("output"), cap = root.querySelector("figcaption");
+  const root = document.getElementById("$uid");
+  const cv = root.querySelector("canvas"), ctx = cv.getContext("2d");
+  const slider = root.querySelector("input"), out = root.querySelector("output");
+  const cap = root.querySelector("figcaption");
   const level = $level, n = cv.width, r = 0.47 * n, img = ctx.createImageData(n, n);
   let yaw = 0.5, pitch = 0.35;
   const kappaOf = s => s == 0 ? 0 : 0.1 * Math.pow(10, s / 100 * 3.3);
-  const edge = k => k == 0 ? 1 - 2 * level : 1 + Math.log1p(-level * -Math.expm1(-2 * k)) / k;
+  const edge = k => k == 0 ? 1 - 2 * level
+    : 1 + Math.log1p(-level * -Math.expm1(-2 * k)) / k;
   function draw() {
     const k = kappaOf(+slider.value), t = edge(k);
-    const mu = [Math.cos(pitch) * Math.sin(yaw), Math.sin(pitch), Math.cos(pitch) * Math.cos(yaw)];
+    const along = Math.cos(pitch);
+    const mu = [along * Math.sin(yaw), Math.sin(pitch), along * Math.cos(yaw)];
     for (let i = 0; i < n; i++) for (let j = 0; j < n; j++) {
-      const x = (j - n / 2) / r, y = (n / 2 - i) / r, rr = x * x + y * y, p = 4 * (i * n + j);
+      const x = (j - n / 2) / r, y = (n / 2 - i) / r;
+      const rr = x * x + y * y, p = 4 * (i * n + j);
       if (rr > 1) { img.data[p + 3] = 0; continue; }
       const z = Math.sqrt(1 - rr), c = x * mu[0] + y * mu[1] + z * mu[2];
-      const d = Math.exp(k * (c - 1)), light = 0.72 + 0.28 * z, rim = Math.abs(c - t) * r / Math.sqrt(1.001 - t * t) < 2.2;
+      const d = Math.exp(k * (c - 1)), light = 0.72 + 0.28 * z;
+      const rim = Math.abs(c - t) * r / Math.sqrt(1.001 - t * t) < 2.2;
       img.data[p]     = rim ? 193 : light * (232 - 221 * d);
       img.data[p + 1] = rim ? 68  : light * (236 - 176 * d);
       img.data[p + 2] = rim ? 14  : light * (238 - 145 * d);
@@ -222,15 +347,20 @@ _SPHERE = Template("""
     ctx.putImageData(img, 0, 0);
     out.textContent = k < 10 ? k.toFixed(1) : k.toFixed(0);
     const degrees = Math.acos(Math.max(-1, t)) * 180 / Math.PI;
-    cap.textContent = "The ring bounds the smallest cap holding " + Math.round(100 * level) + " % of the mass: "
+    cap.textContent = "The ring bounds the smallest cap holding "
+      + Math.round(100 * level) + " % of the mass: "
       + degrees.toFixed(0) + " degrees around the mode.";
   }
-  function turn(right, up) { yaw += right; pitch = Math.max(-1.5, Math.min(1.5, pitch + up)); draw(); }
+  function turn(right, up) {
+    yaw += right; pitch = Math.max(-1.5, Math.min(1.5, pitch + up)); draw();
+  }
   slider.addEventListener("input", draw);
   cv.addEventListener("pointermove", e => {
     if (e.buttons) turn(e.movementX / 120, -e.movementY / 120); });
   cv.addEventListener("keydown", e => {
-    const step = { ArrowLeft: [-.1, 0], ArrowRight: [.1, 0], ArrowUp: [0, .1], ArrowDown: [0, -.1] }[e.key];
+    const steps = { ArrowLeft: [-.1, 0], ArrowRight: [.1, 0], ArrowUp: [0, .1],
+      ArrowDown: [0, -.1] };
+    const step = steps[e.key];
     if (step) { e.preventDefault(); turn(...step); } });
   draw();
 })();
@@ -243,9 +373,14 @@ def sphere_widget(
     start: int = 70,  # where the slider stands at first, 0 to 100
     level: float = 0.95,  # mass inside the ring
 ) -> "HTML":
-    """A von Mises-Fisher density on the 2-sphere with a slider for kappa; needs neither kernel nor network."""
+    """A von Mises-Fisher density on the 2-sphere with a slider for kappa; needs neither
+    kernel nor network."""
     from IPython.display import HTML
 
     if not 0 < level < 1:
-        raise ValueError(f"level must lie strictly between 0 and 1, e.g. 0.95; got {level}")
-    return HTML(_SPHERE.substitute(uid=uid, start=start, level=json.dumps(level), kappa="…"))
+        raise ValueError(
+            f"level must lie strictly between 0 and 1, e.g. 0.95; got {level}"
+        )
+    return HTML(
+        _SPHERE.substitute(uid=uid, start=start, level=json.dumps(level), kappa="…")
+    )

@@ -15,17 +15,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .metrics import _class_labels, _embeddings, _gaps, _normalized, _vector, hits_at_k
+from pcl.metrics import (
+    _class_labels,
+    _embeddings,
+    _gaps,
+    _normalized,
+    _vector,
+    hits_at_k,
+)
 from .vmf import VonMisesFisher
 
 # %% ../nbs/45_retrieval.ipynb #21106255
 @dataclass(frozen=True)
 class CredibleSets:
-    """The database items inside each query's credible cap; one entry for each query unless said otherwise."""
+    """The database items inside each query's credible cap; one entry for each query
+    unless said otherwise."""
 
     threshold: Tensor  # smallest cosine inside the cap
     count: Tensor  # items inside
-    indices: Tensor  # (count.sum(),), rows of the database, query after query, nearest first
+    indices: (
+        Tensor  # (count.sum(),), rows of the database, query after query, nearest first
+    )
     cosines: Tensor  # (count.sum(),), of their modes to the query's, double precision
     n_classes: Tensor | None  # different classes inside; None without labels
     entropy: Tensor | None  # of the classes inside, in nats; NaN for an empty set
@@ -39,30 +49,43 @@ def _class_spread(query: Tensor, classes: Tensor, n: int) -> tuple[Tensor, Tenso
     """Number of classes, and their entropy, among the items of each of n queries."""
     kinds, kind = classes.unique(return_inverse=True)
     width = max(1, len(kinds))  # there may be no item at all
-    table = torch.bincount(query * width + kind, minlength=n * width).view(n, width).double()
-    return (table > 0).sum(1), torch.special.entr(table / table.sum(1, keepdim=True)).sum(1)
+    table = (
+        torch.bincount(query * width + kind, minlength=n * width)
+        .view(n, width)
+        .double()
+    )
+    return (table > 0).sum(1), torch.special.entr(
+        table / table.sum(1, keepdim=True)
+    ).sum(1)
 
 # %% ../nbs/45_retrieval.ipynb #5efe6372
 Backend = Literal["auto", "torch", "faiss"]
 
 
 def _margin(dim: int) -> float:
-    """More than the rounding error of either engine: inner products of D + 1 terms, of vectors no longer than sqrt 2."""
+    """More than the rounding error of either engine: inner products of D + 1 terms, of
+    vectors no longer than sqrt 2."""
     return (dim + 6) * 2.0**-22
 
 
-def _propose_torch(items: Tensor, modes: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+def _propose_torch(
+    items: Tensor, modes: Tensor, threshold: Tensor
+) -> tuple[Tensor, Tensor]:
     """Pairs of query and item that may lie within the threshold, by a plain product."""
     lowest = (threshold - _margin(modes.shape[1])).float().unsqueeze(1)
     query, item = (modes @ items.T >= lowest).nonzero(as_tuple=True)
     return query, item
 
 
-def _propose_faiss(index: Any, modes: Tensor, threshold: Tensor) -> tuple[Tensor, Tensor]:
+def _propose_faiss(
+    index: Any, modes: Tensor, threshold: Tensor
+) -> tuple[Tensor, Tensor]:
     """The same by faiss, from an index of items with a 1 appended."""
     lifted = torch.cat([modes, -threshold.float().unsqueeze(1)], dim=1)
     limits, _, item = index.range_search(lifted.numpy(), -_margin(modes.shape[1]))
-    query = torch.repeat_interleave(torch.arange(len(modes)), torch.from_numpy(np.diff(limits.astype(np.int64))))
+    query = torch.repeat_interleave(
+        torch.arange(len(modes)), torch.from_numpy(np.diff(limits.astype(np.int64)))
+    )
     return query, torch.from_numpy(item.astype(np.int64))
 
 
@@ -75,16 +98,26 @@ def _faiss_index(items: Tensor) -> Any:
     return index
 
 # %% ../nbs/45_retrieval.ipynb #9cfd205c
-def _choose_backend(backend: Backend, device: torch.device) -> Literal["torch", "faiss"]:
+def _choose_backend(
+    backend: Backend, device: torch.device
+) -> Literal["torch", "faiss"]:
     """The engine to use, or an error that says what is missing."""
     if backend not in ("auto", "torch", "faiss"):
         raise ValueError(f"backend must be auto, torch or faiss, got {backend}")
-    if backend == "torch" or (backend == "auto" and (device.type != "cpu" or find_spec("faiss") is None)):
+    if backend == "torch" or (
+        backend == "auto" and (device.type != "cpu" or find_spec("faiss") is None)
+    ):
         return "torch"
     if device.type != "cpu":
-        raise ValueError(f"backend faiss searches on the CPU and the index is on {device}: use index.cpu() or torch")
+        raise ValueError(
+            f"backend faiss searches on the CPU and the index is on {device}: use "
+            "index.cpu() or torch"
+        )
     if find_spec("faiss") is None:
-        raise ImportError("backend faiss needs the package faiss-cpu: install it, or use backend='torch'")
+        raise ImportError(
+            "backend faiss needs the package faiss-cpu: install it, or use "
+            "backend='torch'"
+        )
     return "faiss"
 
 
@@ -95,14 +128,21 @@ def _decide(
     query: Tensor,  # pairs, as proposed
     item: Tensor,
     block: int,  # numbers held at a time
-) -> tuple[Tensor, Tensor, Tensor]:  # query, item and 1 - cosine of the pairs inside, nearest first
+) -> tuple[
+    Tensor, Tensor, Tensor
+]:  # query, item and 1 - cosine of the pairs inside, nearest first
     """Measure the proposed pairs in double precision and keep those inside the caps."""
     gaps = [
         _gaps(modes[some], database[other].unsqueeze(1)).squeeze(1)
-        for some, other in zip(*(x.split(max(1, block // modes.shape[1])) for x in (query, item)), strict=True)
+        for some, other in zip(
+            *(x.split(max(1, block // modes.shape[1])) for x in (query, item)),
+            strict=True,
+        )
     ]
     gap = torch.cat(gaps)
-    reach = torch.where(threshold > -1, 1 - threshold, torch.inf)  # the whole sphere is inside, whatever rounding says
+    reach = torch.where(
+        threshold > -1, 1 - threshold, torch.inf
+    )  # the whole sphere is inside, whatever rounding says
     inside = gap <= reach[query]
     query, item, gap = query[inside], item[inside], gap[inside]
     order = item.argsort()
@@ -112,17 +152,28 @@ def _decide(
 
 # %% ../nbs/45_retrieval.ipynb #1aa922ab
 class CredibleRetriever:
-    """Finds every database item whose mode lies in a query's credible cap: the paper's credible images."""
+    """Finds every database item whose mode lies in a query's credible cap: the paper's
+    credible images."""
 
     def __init__(
         self,
-        index: VonMisesFisher | Tensor,  # the database: posteriors of batch shape (m,), or their modes (m, D)
-        labels: Tensor | np.ndarray | None = None,  # (m,), classes for the spread of a set
-        backend: Backend = "torch",  # auto takes faiss where it is installed; the answers are the same
+        index: VonMisesFisher
+        | Tensor,  # the database: posteriors of batch shape (m,), or their modes (m, D)
+        labels: Tensor
+        | np.ndarray
+        | None = None,  # (m,), classes for the spread of a set
+        # auto takes faiss where it is installed; the answers are the same
+        backend: Backend = "torch",
         block: int = 1 << 24,  # cosines held at a time
     ) -> None:
-        self.loc = _embeddings("index", index.loc if isinstance(index, VonMisesFisher) else index)
-        self.labels = None if labels is None else _class_labels("labels", labels, len(self.loc), self.loc.device)
+        self.loc = _embeddings(
+            "index", index.loc if isinstance(index, VonMisesFisher) else index
+        )
+        self.labels = (
+            None
+            if labels is None
+            else _class_labels("labels", labels, len(self.loc), self.loc.device)
+        )
         if block < 1:
             raise ValueError(f"block must be at least 1, got {block}")
         self.backend, self.block = _choose_backend(backend, self.loc.device), block
@@ -136,36 +187,68 @@ class CredibleRetriever:
     def query(
         self,
         q: VonMisesFisher,  # posteriors of batch shape (n,), or () for one
-        level: float | Tensor = 0.95,  # probability inside the cap; a tensor gives each query its own
+        level: float
+        # probability inside the cap; a tensor gives each query its own
+        | Tensor = 0.95,
     ) -> CredibleSets:
-        """Every item whose mode lies in the smallest region that holds the query's latent with this probability."""
+        """Every item whose mode lies in the smallest region that holds the query's
+        latent with this probability."""
         modes, threshold = self._caps(q, level)
         propose = _propose_faiss if self.backend == "faiss" else _propose_torch
         parts = []
-        for rows in torch.arange(len(modes), device=modes.device).split(max(1, self.block // len(self.loc))):
-            query, item = propose(self._items, _normalized(modes[rows], torch.float32), threshold[rows])
-            parts.append(_decide(modes, threshold, self.loc, rows[query], item, self.block))
+        for rows in torch.arange(len(modes), device=modes.device).split(
+            max(1, self.block // len(self.loc))
+        ):
+            query, item = propose(
+                self._items, _normalized(modes[rows], torch.float32), threshold[rows]
+            )
+            parts.append(
+                _decide(modes, threshold, self.loc, rows[query], item, self.block)
+            )
         query, item, gap = (torch.cat(piece) for piece in zip(*parts, strict=True))
         count = torch.bincount(query, minlength=len(modes))
-        spread = (None, None) if self.labels is None else _class_spread(query, self.labels[item], len(modes))
-        n_classes, entropy = (None if value is None else value.view(q.batch_shape) for value in spread)
+        spread = (
+            (None, None)
+            if self.labels is None
+            else _class_spread(query, self.labels[item], len(modes))
+        )
+        n_classes, entropy = (
+            None if value is None else value.view(q.batch_shape) for value in spread
+        )
         shape = q.batch_shape
-        return CredibleSets(threshold.view(shape), count.view(shape), item, 1 - gap, n_classes, entropy)
+        return CredibleSets(
+            threshold.view(shape), count.view(shape), item, 1 - gap, n_classes, entropy
+        )
 
     def _caps(self, q: VonMisesFisher, level: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Modes (n, D) and thresholds (n,) of the queries, in double precision, or an error."""
+        """Modes (n, D) and thresholds (n,) of the queries, in double precision, or an
+        error."""
         if not isinstance(q, VonMisesFisher):
-            raise TypeError(f"q must be a VonMisesFisher, not {type(q).__name__}: the cap needs a concentration")
+            raise TypeError(
+                f"q must be a VonMisesFisher, not {type(q).__name__}: the cap needs a "
+                "concentration"
+            )
         if len(q.batch_shape) > 1 or q.dim != self.loc.shape[1]:
             wanted = f"batch shape (n,) or () and D = {self.loc.shape[1]}"
-            raise ValueError(f"q must have {wanted}, got {tuple(q.batch_shape)} and D = {q.dim}")
-        modes = _embeddings("q.loc", q.loc.reshape(-1, q.dim)).double().to(self.loc.device)
+            raise ValueError(
+                f"q must have {wanted}, got {tuple(q.batch_shape)} and D = {q.dim}"
+            )
+        modes = (
+            _embeddings("q.loc", q.loc.reshape(-1, q.dim)).double().to(self.loc.device)
+        )
         kappa = q.concentration.detach().reshape(-1).double().to(self.loc.device)
         if not bool((kappa >= 0).all()):
-            raise ValueError("q.concentration has NaN or negative entries; drop or repair those queries first")
-        threshold = VonMisesFisher(modes, kappa, validate_args=False).credible_cosine(level)
+            raise ValueError(
+                "q.concentration has NaN or negative entries; drop or repair those "
+                "queries first"
+            )
+        threshold = VonMisesFisher(modes, kappa, validate_args=False).credible_cosine(
+            level
+        )
         if threshold.shape != kappa.shape:
-            raise ValueError(f"level must be one number, or one for each of the {len(kappa)} queries")
+            raise ValueError(
+                f"level must be one number, or one for each of the {len(kappa)} queries"
+            )
         return modes, threshold
 
 # %% ../nbs/45_retrieval.ipynb #7476f9d8
@@ -174,16 +257,22 @@ def coverage(
     latents: Tensor,  # (n, D), the latents that made the observations
     levels: Tensor | Sequence[float],  # (l,), probabilities
 ) -> Tensor:  # (l,), double precision
-    """The share of latents inside their posterior's credible cap, for each level; equal to the level if calibrated."""
+    """The share of latents inside their posterior's credible cap, for each level; equal
+    to the level if calibrated."""
     if len(q.batch_shape) != 1 or latents.shape != q.loc.shape:
         raise ValueError(
-            f"q must have batch shape (n,) and latents shape (n, D), got {tuple(q.batch_shape)} and {tuple(latents.shape)}"
+            "q must have batch shape (n,) and latents shape (n, D), got "
+            f"{tuple(q.batch_shape)} and {tuple(latents.shape)}"
         )
     wanted = torch.as_tensor(levels, dtype=torch.float64, device=latents.device)
     if not bool(((wanted >= 0) & (wanted <= 1)).all()):
         raise ValueError("levels must lie in [0, 1]: they are probabilities")
     modes = _embeddings("q.loc", q.loc).double()
-    law = VonMisesFisher(_normalized(modes, torch.float64), q.concentration.detach().double(), validate_args=False)
+    law = VonMisesFisher(
+        _normalized(modes, torch.float64),
+        q.concentration.detach().double(),
+        validate_args=False,
+    )
     gaps = _gaps(modes, _embeddings("latents", latents).unsqueeze(1)).squeeze(1)
     mass = 1 - law.cosine_cdf(1 - gaps)  # of the smallest cap that reaches the latent
     return (mass.unsqueeze(1) <= wanted).double().mean(0)
@@ -194,10 +283,13 @@ def keep_certain(
     drop: float,  # share of the least certain to drop, in [0, 1)
     labels: Tensor | np.ndarray | None = None,  # (n,), to drop that share of each class
 ) -> Tensor:  # (n,), bool
-    """Which entries remain when the least certain are dropped; of equal ones the first are."""
+    """Which entries remain when the least certain are dropped; of equal ones the first
+    are."""
     score = torch.from_numpy(_vector("certainty", certainty).copy())
     if not 0 <= drop < 1:
-        raise ValueError(f"drop must lie in [0, 1), got {drop}: something has to remain")
+        raise ValueError(
+            f"drop must lie in [0, 1), got {drop}: something has to remain"
+        )
     groups = [torch.arange(len(score))]
     if labels is not None:
         kind = _class_labels("labels", labels, len(score), score.device)
@@ -207,7 +299,9 @@ def keep_certain(
         lowest = score[members].argsort(stable=True)[: round(drop * len(members))]
         keep[members[lowest]] = False
     if not bool(keep.any()):
-        raise ValueError(f"dropping {drop:g} of {len(score)} entries leaves none: drop less")
+        raise ValueError(
+            f"dropping {drop:g} of {len(score)} entries leaves none: drop less"
+        )
     return keep
 
 # %% ../nbs/45_retrieval.ipynb #6e892c53
@@ -228,16 +322,29 @@ def safe_retrieval(
     labels: Tensor,  # (n,), their classes
     reject: float = 0.1,  # share of queries refused
     clean: float = 0.1,  # share of database items removed
-    database: tuple[Tensor, Tensor, Tensor] | None = None,  # loc, kappa, labels; None: the queries, each without itself
+    database: tuple[Tensor, Tensor, Tensor]
+    | None = None,  # loc, kappa, labels; None: the queries, each without itself
     per_class: bool = False,  # take the shares within each class, as the thesis does
 ) -> SafeRetrieval:
-    """Recall@1 with uncertain queries rejected, with uncertain database items removed, and with both."""
+    """Recall@1 with uncertain queries rejected, with uncertain database items removed,
+    and with both."""
     items, certainty, classes = (loc, kappa, labels) if database is None else database
-    for name, rows, scores in (("kappa", loc, kappa), ("the database's kappa", items, certainty)):
+    for name, rows, scores in (
+        ("kappa", loc, kappa),
+        ("the database's kappa", items, certainty),
+    ):
         if scores.shape != rows.shape[:1]:
-            raise ValueError(f"{name} must have shape ({len(rows)},), one certainty for each row, got {tuple(scores.shape)}")
+            raise ValueError(
+                f"{name} must have shape ({len(rows)},), one certainty for each row, "
+                f"got {tuple(scores.shape)}"
+            )
     kept = keep_certain(kappa, reject, labels if per_class else None).to(loc.device)
-    stay = keep_certain(certainty, clean, classes if per_class else None).to(loc.device).nonzero().squeeze(1)
+    stay = (
+        keep_certain(certainty, clean, classes if per_class else None)
+        .to(loc.device)
+        .nonzero()
+        .squeeze(1)
+    )
     own = None
     if database is None:  # where in the cleaned database each query stands, if it does
         own = torch.full((len(loc),), -1, device=loc.device)
@@ -245,5 +352,7 @@ def safe_retrieval(
     everything = torch.arange(len(loc), device=loc.device) if database is None else None
     whole = hits_at_k(loc, labels, 1, items, classes, everything).double()
     cleaned = hits_at_k(loc, labels, 1, items[stay], classes[stay], own).double()
-    full, rejected, left, both = (float(x.mean()) for x in (whole, whole[kept], cleaned, cleaned[kept]))
+    full, rejected, left, both = (
+        float(x.mean()) for x in (whole, whole[kept], cleaned, cleaned[kept])
+    )
     return SafeRetrieval(full, rejected, left, both, int(kept.sum()), len(stay))

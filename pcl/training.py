@@ -35,22 +35,31 @@ SCHEDULES = ("constant", "step", "one-cycle")
 
 @dataclass(frozen=True)
 class Config:
-    """Everything that decides the numbers of a run, and nothing that only decides where it runs."""
+    """Everything that decides the numbers of a run, and nothing that only decides where
+    it runs."""
 
     steps: int = 3000
     batch_size: int = 512  # over all processes together
-    n_neg: int = 0  # fresh negatives per anchor; 0 takes the other positives of the batch
-    n_neg_frozen: int | None = None  # the same while kappa is held back; None for no difference
+    n_neg: int = (
+        0  # fresh negatives per anchor; 0 takes the other positives of the batch
+    )
+    n_neg_frozen: int | None = (
+        None  # the same while kappa is held back; None for no difference
+    )
     lr_mu: float = 4e-3
     lr_kappa: float = 2e-3
     weight_decay: float = 0.01  # AdamW's; 0 makes it Adam
     schedule: str = "one-cycle"
-    decay: float = 0.1  # "step" multiplies by this after each quarter; the paper's text says 0.1, its code 0.5
+    # "step" multiplies by this after each quarter; the paper's text says 0.1, its code
+    # 0.5
+    decay: float = 0.1
     warmup: float = 0.3  # part of the training in which "one-cycle" rises
     kappa_from: float = 0.15  # part of the training after which kappa learns
     mu_until: float = 1.0  # part of the training until which mu learns
     clip: float = 1.0  # largest norm of a gradient; inf for none
-    seed: int = 0  # of batches and of the loss's samples, not of the encoder's first weights
+    seed: int = (
+        0  # of batches and of the loss's samples, not of the encoder's first weights
+    )
     log_every: int = 50
     label: str = ""  # names what else decides the numbers: process, encoder, loss
 
@@ -58,12 +67,24 @@ class Config:
         _check(self.steps >= 1, "steps", self.steps, "at least 1")
         _check(self.batch_size >= 1, "batch_size", self.batch_size, "at least 1")
         for name in ("n_neg", "n_neg_frozen", "lr_mu", "lr_kappa", "weight_decay"):
-            _check((getattr(self, name) or 0) >= 0, name, getattr(self, name), "0 or more")
-        _check(self.schedule in SCHEDULES, "schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
+            _check(
+                (getattr(self, name) or 0) >= 0, name, getattr(self, name), "0 or more"
+            )
+        _check(
+            self.schedule in SCHEDULES,
+            "schedule",
+            self.schedule,
+            f"one of {', '.join(SCHEDULES)}",
+        )
         _check(0 < self.decay <= 1, "decay", self.decay, "in (0, 1]")
         _check(0 <= self.warmup < 1, "warmup", self.warmup, "in [0, 1)")
         _check(0 <= self.kappa_from <= 1, "kappa_from", self.kappa_from, "in [0, 1]")
-        _check(self.kappa_from <= self.mu_until <= 1, "mu_until", self.mu_until, "in [kappa_from, 1]: something must learn")
+        _check(
+            self.kappa_from <= self.mu_until <= 1,
+            "mu_until",
+            self.mu_until,
+            "in [kappa_from, 1]: something must learn",
+        )
         _check(self.clip > 0, "clip", self.clip, "positive, or inf for no clipping")
         _check(self.log_every >= 1, "log_every", self.log_every, "at least 1")
 
@@ -79,16 +100,26 @@ def rate_factor(
 ) -> float:
     """What both learning rates are multiplied by at a step."""
     progress = step / config.steps
-    if config.schedule == "one-cycle" and 0 < config.mu_until <= config.kappa_from < 1:  # a cycle for each phase
+    if (
+        config.schedule == "one-cycle" and 0 < config.mu_until <= config.kappa_from < 1
+    ):  # a cycle for each phase
         early = progress < config.kappa_from
-        progress = progress / config.kappa_from if early else (progress - config.kappa_from) / (1 - config.kappa_from)
+        progress = (
+            progress / config.kappa_from
+            if early
+            else (progress - config.kappa_from) / (1 - config.kappa_from)
+        )
     if config.schedule == "constant":
         return 1.0
     if config.schedule == "step":
         return config.decay ** math.floor(4 * progress)
     if progress < config.warmup:
-        return 0.52 - 0.48 * math.cos(math.pi * progress / config.warmup)  # from 1/25 up to 1
-    return 0.5 + 0.5 * math.cos(math.pi * (progress - config.warmup) / (1 - config.warmup))
+        return 0.52 - 0.48 * math.cos(
+            math.pi * progress / config.warmup
+        )  # from 1/25 up to 1
+    return 0.5 + 0.5 * math.cos(
+        math.pi * (progress - config.warmup) / (1 - config.warmup)
+    )
 
 
 def learns(
@@ -96,22 +127,33 @@ def learns(
     step: int,
 ) -> tuple[bool, bool]:
     """Whether directions and concentrations learn at a step."""
-    return step < config.mu_until * config.steps, step >= config.kappa_from * config.steps
+    return (
+        step < config.mu_until * config.steps,
+        step >= config.kappa_from * config.steps,
+    )
 
 # %% ../nbs/24_training.ipynb #98743d15
 def step_seed(
     *words: str | int,  # what the numbers are for, the run's seed, the step, ...
 ) -> int:
     """A seed that looks random and depends on all words."""
-    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big") >> 1
+    return (
+        int.from_bytes(
+            hashlib.blake2b(repr(words).encode(), digest_size=8).digest(), "big"
+        )
+        >> 1
+    )
 
 # %% ../nbs/24_training.ipynb #eb874471
 def other_positives(
     q_pos: VonMisesFisher,  # this process's positives, shape (b,)
-    gather: Callable[[Tensor], Tensor],  # (b, ...) to (processes, b, ...), with gradients
+    gather: Callable[
+        [Tensor], Tensor
+    ],  # (b, ...) to (processes, b, ...), with gradients
     rank: int,  # which of the processes this is
 ) -> VonMisesFisher:
-    """For each anchor of this process the positives of all other anchors, of all processes, as its negatives."""
+    """For each anchor of this process the positives of all other anchors, of all
+    processes, as its negatives."""
     b = q_pos.batch_shape[0]
     loc, kappa = gather(q_pos.loc).flatten(0, 1), gather(q_pos.concentration).flatten()
     own = torch.arange(rank * b, (rank + 1) * b, device=loc.device)[:, None]
@@ -127,28 +169,54 @@ class Objective(nn.Module):
         self,
         encoder: nn.Module,  # observations to `VonMisesFisher`
         loss: nn.Module,  # called as loss(q, q_pos, q_neg)
-        gather: Callable[[Tensor], Tensor] | None = None,  # from all processes, if there are several
+        gather: Callable[[Tensor], Tensor]
+        | None = None,  # from all processes, if there are several
         rank: int = 0,
     ):
         super().__init__()
         if getattr(loss, "reduction", "mean") != "mean":
-            raise ValueError(f"loss must average over the batch: build it with reduction='mean', not {loss.reduction!r}")
+            raise ValueError(
+                "loss must average over the batch: build it with reduction='mean', "
+                f"not {loss.reduction!r}"
+            )
         self.encoder, self.loss, self.gather, self.rank = encoder, loss, gather, rank
 
-    def forward(self, x: Tensor, x_pos: Tensor, x_neg: Tensor | None, mu: bool = True, kappa: bool = True) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        x_pos: Tensor,
+        x_neg: Tensor | None,
+        mu: bool = True,
+        kappa: bool = True,
+    ) -> Tensor:
         """The loss, with gradients for directions and concentrations as asked."""
         n = len(x)
-        out = self.encoder(torch.cat([x, x_pos] if x_neg is None else [x, x_pos, x_neg.flatten(0, 1)]))
+        out = self.encoder(
+            torch.cat([x, x_pos] if x_neg is None else [x, x_pos, x_neg.flatten(0, 1)])
+        )
         with torch.autocast(x.device.type, enabled=False):
             loc, concentration = out.loc, out.concentration.expand(out.batch_shape)
-            loc, concentration = loc if mu else loc.detach(), concentration if kappa else concentration.detach()
+            loc, concentration = (
+                loc if mu else loc.detach(),
+                concentration if kappa else concentration.detach(),
+            )
             if bool(loc.isnan().any() | concentration.isnan().any()):
-                return loc.sum() + concentration.sum()  # NaN, for the loop to report: a loss may refuse it, but knows no step
-            q, q_pos = (VonMisesFisher(loc[i : i + n], concentration[i : i + n], validate_args=False) for i in (0, n))
+                return (
+                    loc.sum() + concentration.sum()
+                )  # NaN, for the loop to report: a loss knows no step
+            q, q_pos = (
+                VonMisesFisher(
+                    loc[i : i + n], concentration[i : i + n], validate_args=False
+                )
+                for i in (0, n)
+            )
             q_neg = None
             if x_neg is not None:
                 rows = x_neg.shape[:2]
-                rest = loc[2 * n :].unflatten(0, rows), concentration[2 * n :].unflatten(0, rows)
+                rest = (
+                    loc[2 * n :].unflatten(0, rows),
+                    concentration[2 * n :].unflatten(0, rows),
+                )
                 q_neg = VonMisesFisher(rest[0], rest[1], validate_args=False)
             elif self.gather is not None:
                 q_neg = other_positives(q_pos, self.gather, self.rank)
@@ -163,10 +231,18 @@ def make_objective(
 ) -> Objective:
     """The objective of one process among those of a place."""
     if config.batch_size % place.world_size:
-        raise ValueError(f"batch_size {config.batch_size} cannot be split evenly over {place.world_size} processes")
+        raise ValueError(
+            f"batch_size {config.batch_size} cannot be split evenly over "
+            f"{place.world_size} processes"
+        )
     if place.world_size == 1:
         return Objective(encoder, loss)
-    return Objective(encoder, loss, lambda part: place.all_gather(part, sync_grads=True), place.global_rank)
+    return Objective(
+        encoder,
+        loss,
+        lambda part: place.all_gather(part, sync_grads=True),
+        place.global_rank,
+    )
 
 # %% ../nbs/24_training.ipynb #1e1d9da1
 def parameter_groups(
@@ -175,7 +251,13 @@ def parameter_groups(
     """The parameters of directions, of concentrations, and of the loss."""
     groups: dict[str, list[nn.Parameter]] = {"mu": [], "kappa": [], "loss": []}
     for name, parameter in objective.named_parameters():
-        part = "loss" if name.startswith("loss.") else "kappa" if name.startswith("encoder.kappa_net.") else "mu"
+        part = (
+            "loss"
+            if name.startswith("loss.")
+            else "kappa"
+            if name.startswith("encoder.kappa_net.")
+            else "mu"
+        )
         if parameter.requires_grad:
             groups[part].append(parameter)
     return {name: parameters for name, parameters in groups.items() if parameters}
@@ -186,9 +268,15 @@ def make_optimizer(
     config: Config,
 ) -> torch.optim.AdamW:
     """AdamW with one group per name of `parameter_groups`."""
-    groups = [{"name": name, "params": parameters} for name, parameters in parameter_groups(objective).items()]
+    groups = [
+        {"name": name, "params": parameters}
+        for name, parameters in parameter_groups(objective).items()
+    ]
     if not groups:
-        raise ValueError("encoder has no parameter that requires a gradient: there is nothing to train")
+        raise ValueError(
+            "encoder has no parameter that requires a gradient: there is nothing to "
+            "train"
+        )
     return torch.optim.AdamW(groups, lr=config.lr_mu, weight_decay=config.weight_decay)
 
 
@@ -197,13 +285,20 @@ def set_rates(
     config: Config,
     step: int,
 ) -> None:
-    """Set the learning rates of a step, and drop the gradients of what does not learn."""
+    """Set the learning rates of a step, and drop the gradients of what does not
+    learn."""
     factor, (mu, kappa) = rate_factor(config, step), learns(config, step)
     for group in optimizer.param_groups:
-        group["lr"] = factor * (config.lr_kappa if group["name"] == "kappa" else config.lr_mu)
-        if (group["name"] == "mu" and not mu) or (group["name"] == "kappa" and not kappa):
+        group["lr"] = factor * (
+            config.lr_kappa if group["name"] == "kappa" else config.lr_mu
+        )
+        if (group["name"] == "mu" and not mu) or (
+            group["name"] == "kappa" and not kappa
+        ):
             for parameter in group["params"]:
-                parameter.grad = None  # AdamW then skips it, memory and weight decay included
+                parameter.grad = (
+                    None  # AdamW then skips it, memory and weight decay included
+                )
 
 # %% ../nbs/24_training.ipynb #f495fd3c
 class CheckpointError(RuntimeError):
@@ -214,7 +309,8 @@ def write_checkpoint(
     path: Path,
     content: Mapping[str, Any],  # tensors, numbers, text, and lists and dicts of these
 ) -> None:
-    """Replace the file at `path`, whole or not at all; on failure the file is as it was before."""
+    """Replace the file at `path`, whole or not at all; on failure the file is as it was
+    before."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(partial, "wb") as file:
@@ -227,9 +323,15 @@ def write_checkpoint(
             partial.unlink()
         if not isinstance(error, OSError | RuntimeError):
             raise
-        kept = "the one before it is still there" if path.exists() else "there was none before"
+        kept = (
+            "the one before it is still there"
+            if path.exists()
+            else "there was none before"
+        )
         advice = "free some space, or choose another file, and run again"
-        raise CheckpointError(f"checkpoint {path} cannot be written ({error}); {kept}: {advice}") from error
+        raise CheckpointError(
+            f"checkpoint {path} cannot be written ({error}); {kept}: {advice}"
+        ) from error
     if os.name == "posix":  # the rename itself is on disk once the folder is
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -249,13 +351,26 @@ def read_checkpoint(
         if damaged is None:
             return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read ({error}): {advice}") from error
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read ({error}): {advice}"
+        ) from error
     except UnpicklingError as error:
-        what = "holds more than tensors, numbers and text, and reading it could run code"
-        raise CheckpointError(f"checkpoint {path} {what}: it is refused. Choose another file, or delete it") from error
-    except Exception as error:  # damage shows as whatever error the decoder happens to trip over
-        raise CheckpointError(f"checkpoint {path} is damaged ({error}): {advice}") from error
-    raise CheckpointError(f"checkpoint {path} is damaged (checksum of {damaged}): {advice}")
+        what = (
+            "holds more than tensors, numbers and text, and reading it could run code"
+        )
+        raise CheckpointError(
+            f"checkpoint {path} {what}: it is refused. Choose another file, or delete "
+            "it"
+        ) from error
+    except (
+        Exception
+    ) as error:  # damage shows as whatever error the decoder happens to trip over
+        raise CheckpointError(
+            f"checkpoint {path} is damaged ({error}): {advice}"
+        ) from error
+    raise CheckpointError(
+        f"checkpoint {path} is damaged (checksum of {damaged}): {advice}"
+    )
 
 
 def check_config(
@@ -264,10 +379,20 @@ def check_config(
     wanted: Mapping[str, Any],  # that of this run
 ) -> None:
     """Refuse a checkpoint of another run, and name the differences."""
-    names = [name for name in sorted(saved.keys() | wanted.keys()) if saved.get(name) != wanted.get(name)]
+    names = [
+        name
+        for name in sorted(saved.keys() | wanted.keys())
+        if saved.get(name) != wanted.get(name)
+    ]
     if names:
-        listed = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted.get(name)!r} here" for name in names)
-        raise CheckpointError(f"checkpoint {path} is of another run: {listed}. Choose another file, or delete it")
+        listed = "; ".join(
+            f"{name} is {saved.get(name)!r} there and {wanted.get(name)!r} here"
+            for name in names
+        )
+        raise CheckpointError(
+            f"checkpoint {path} is of another run: {listed}. Choose another file, or "
+            "delete it"
+        )
 
 # %% ../nbs/24_training.ipynb #c7c91939
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
@@ -275,7 +400,8 @@ INSTALL = "pip install 'probabilistic-contrastive-learning[train]'"
 
 
 class OneProcess:
-    """A single process on one device, in the precision of its weights: what the loop needs of a Fabric, and no more."""
+    """A single process on one device, in the precision of its weights: what the loop
+    needs of a Fabric, and no more."""
 
     world_size, global_rank = 1, 0
 
@@ -304,8 +430,15 @@ def find_device(
     if device == "cpu" or (device == "auto" and found == 0):
         return "cpu"
     if found < devices:
-        build = "this torch was built without CUDA" if torch.version.cuda is None else "see what nvidia-smi says"
-        raise ValueError(f"{devices} CUDA device(s) wanted, {found} found ({build}): use device='cpu', or fewer devices")
+        build = (
+            "this torch was built without CUDA"
+            if torch.version.cuda is None
+            else "see what nvidia-smi says"
+        )
+        raise ValueError(
+            f"{devices} CUDA device(s) wanted, {found} found ({build}): use "
+            "device='cpu', or fewer devices"
+        )
     return "cuda"
 
 
@@ -318,23 +451,37 @@ def connect(
     """A place to run in, with its processes started."""
     kind = find_device(device, devices)
     if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+        raise ValueError(
+            f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}"
+        )
     if devices * nodes == 1 and precision == "32-true":
         return OneProcess(kind)
     try:
         from lightning_fabric import Fabric
         from lightning_fabric.strategies import DDPStrategy
     except ImportError as error:
-        raise ImportError(f"several processes, or precision {precision}, need Lightning Fabric: {INSTALL}") from error
-    # Some parameters may have no gradient: frozen ones, and those of concentrations under plain InfoNCE.
-    strategy = DDPStrategy(find_unused_parameters=True) if devices * nodes > 1 else "auto"
-    where: dict[str, Any] = {"accelerator": kind, "devices": devices, "num_nodes": nodes}
-    fabric = Fabric(**where, precision=precision, strategy=strategy)  # type: ignore[arg-type]
+        raise ImportError(
+            f"several processes, or precision {precision}, need Lightning Fabric: "
+            f"{INSTALL}"
+        ) from error
+    # Some parameters may have no gradient: frozen ones, and those of concentrations
+    # under plain InfoNCE.
+    strategy = (
+        DDPStrategy(find_unused_parameters=True) if devices * nodes > 1 else "auto"
+    )
+    where: dict[str, Any] = {
+        "accelerator": kind,
+        "devices": devices,
+        "num_nodes": nodes,
+    }
+    where |= {"precision": precision, "strategy": strategy}
+    fabric = Fabric(**where)
     fabric.launch()
     return fabric
 
 # %% ../nbs/24_training.ipynb #79a2863e
-# From n, n_neg and a generator to anchors (n, ...), positives (n, ...) and negatives: (n, n_neg, ...), or (1, n_neg, ...) for
+# From n, n_neg and a generator to anchors (n, ...), positives (n, ...) and negatives:
+# (n, n_neg, ...), or (1, n_neg, ...) for
 # one set shared by all anchors, or None if n_neg is 0.
 Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor, Tensor | None]]
 
@@ -348,19 +495,39 @@ def local_batch(
     """This process's share of the batch of a step."""
     held_back = not learns(config, step)[1]
     generator = torch.Generator().manual_seed(step_seed("batch", config.seed, step))
-    n_neg = config.n_neg_frozen if held_back and config.n_neg_frozen is not None else config.n_neg
+    n_neg = (
+        config.n_neg_frozen
+        if held_back and config.n_neg_frozen is not None
+        else config.n_neg
+    )
     x, x_pos, x_neg = draw(config.batch_size, n_neg, generator)
     shapes = [None if part is None else tuple(part.shape) for part in (x, x_pos, x_neg)]
-    if shapes[0] != shapes[1] or len(x) != config.batch_size or (x_neg is None) != (n_neg == 0):
-        raise ValueError(f"draw was asked for {config.batch_size} pairs and {n_neg} negatives each, it gave {shapes}")
+    if (
+        shapes[0] != shapes[1]
+        or len(x) != config.batch_size
+        or (x_neg is None) != (n_neg == 0)
+    ):
+        raise ValueError(
+            f"draw was asked for {config.batch_size} pairs and {n_neg} negatives each, "
+            f"it gave {shapes}"
+        )
     for name, part in (("anchors", x), ("positives", x_pos), ("negatives", x_neg)):
         if part is not None and not bool(part.isfinite().all()):
-            raise ValueError(f"draw gave {name} with NaN or infinity at step {step}: drop or repair those inputs")
+            raise ValueError(
+                f"draw gave {name} with NaN or infinity at step {step}: drop or repair "
+                "those inputs"
+            )
     share = config.batch_size // place.world_size
     mine = slice(place.global_rank * share, (place.global_rank + 1) * share)
     shared = x_neg is not None and len(x_neg) == 1  # every process takes all of them
-    x, x_pos, x_neg = x[mine], x_pos[mine], x_neg if x_neg is None or shared else x_neg[mine]
-    return [None if part is None else part.to(place.device) for part in (x, x_pos, x_neg)]
+    x, x_pos, x_neg = (
+        x[mine],
+        x_pos[mine],
+        x_neg if x_neg is None or shared else x_neg[mine],
+    )
+    return [
+        None if part is None else part.to(place.device) for part in (x, x_pos, x_neg)
+    ]
 
 
 def seed_global(
@@ -368,7 +535,8 @@ def seed_global(
     step: int,
     place: Any,
 ) -> None:
-    """Seed torch's global generators, for what the loss and the encoder draw in a step."""
+    """Seed torch's global generators, for what the loss and the encoder draw in a
+    step."""
     seed = step_seed("loss", config.seed, step, place.global_rank)
     torch.default_generator.manual_seed(seed)
     if place.device.type == "cuda":
@@ -386,8 +554,15 @@ class Diverged(RuntimeError):
         checkpoint: Path | None,  # the last good one
     ):
         self.step, self.config, self.checkpoint = step, config, checkpoint
-        saved = f"the last good checkpoint is {checkpoint}" if checkpoint else "there is no checkpoint"
-        super().__init__(f"{what} at step {step}, {saved}. Try a lower learning rate or clip. The run was {config}")
+        saved = (
+            f"the last good checkpoint is {checkpoint}"
+            if checkpoint
+            else "there is no checkpoint"
+        )
+        super().__init__(
+            f"{what} at step {step}, {saved}. Try a lower learning rate or clip. The "
+            f"run was {config}"
+        )
 
 
 def train_step(
@@ -403,7 +578,10 @@ def train_step(
     optimizer.zero_grad()
     loss = model(*batch, *learns(config, step))
     if not loss.requires_grad:
-        raise ValueError(f"nothing learns at step {step}: {config} freezes all that the loss depends on")
+        raise ValueError(
+            f"nothing learns at step {step}: {config} freezes all that the loss "
+            "depends on"
+        )
     place.backward(loss)
     set_rates(optimizer, config, step)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -421,15 +599,26 @@ class Run:
     """How far a training run is, and what it has seen."""
 
     step: int = 0
-    curve: dict[str, list[float]] = field(default_factory=dict)  # columns: step, loss, and what `evaluate` returned
-    recent: list[float] = field(default_factory=list)  # losses since the last entry of the curve
+    curve: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # columns: step, loss, and what `evaluate` returned
+    recent: list[float] = field(
+        default_factory=list
+    )  # losses since the last entry of the curve
     seconds: float = 0.0  # of training and evaluation, over all sittings
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Add an entry to the curve."""
-        row = {"step": self.step, "loss": sum(self.recent) / len(self.recent), **metrics}
+        row = {
+            "step": self.step,
+            "loss": sum(self.recent) / len(self.recent),
+            **metrics,
+        }
         if self.curve and self.curve.keys() != row.keys():
-            raise ValueError(f"evaluate must always return the same metrics: had {list(self.curve)}, got {list(row)}")
+            raise ValueError(
+                "evaluate must always return the same metrics: had "
+                f"{list(self.curve)}, got {list(row)}"
+            )
         for name, value in row.items():
             self.curve.setdefault(name, []).append(float(value))
         self.recent = []
@@ -454,7 +643,9 @@ class Saver:
     """Keeps a run's checkpoint in one file, or nowhere."""
 
     path: Path | None
-    identity: Mapping[str, Any]  # what a checkpoint must agree with to be of the same run
+    identity: Mapping[
+        str, Any
+    ]  # what a checkpoint must agree with to be of the same run
     objective: Objective
     optimizer: torch.optim.Optimizer
     place: Any
@@ -462,16 +653,26 @@ class Saver:
     def save(self, run: Run) -> None:
         """Write the checkpoint."""
         if self.path is not None and self.place.global_rank == 0:
-            content = {"format": FORMAT, "identity": dict(self.identity), "run": asdict(run)}
-            content |= {"objective": self.objective.state_dict(), "optimizer": self.optimizer.state_dict()}
+            content = {
+                "format": FORMAT,
+                "identity": dict(self.identity),
+                "run": asdict(run),
+            }
+            content |= {
+                "objective": self.objective.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+            }
             write_checkpoint(self.path, content)
 
     def read(self, path: Path) -> dict[str, Any] | None:
-        """The checkpoint's content if there is one; what a killed writer left behind is removed."""
+        """The checkpoint's content if there is one; what a killed writer left behind is
+        removed."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"checkpoint {path} needs a folder ({error}): choose another file") from error
+            raise CheckpointError(
+                f"checkpoint {path} needs a folder ({error}): choose another file"
+            ) from error
         for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
             if not _is_running(leftover.suffixes[-2][1:]):
                 leftover.unlink(missing_ok=True)
@@ -479,15 +680,26 @@ class Saver:
             return None
         content = read_checkpoint(path)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise CheckpointError(f"{path} is not a checkpoint of format {FORMAT!r}: choose another file, or delete it")
+            raise CheckpointError(
+                f"{path} is not a checkpoint of format {FORMAT!r}: choose another "
+                "file, or delete it"
+            )
         if missing := {"identity", "run", "objective", "optimizer"} - content.keys():
-            raise CheckpointError(f"checkpoint {path} lacks {', '.join(sorted(missing))}: restore it from a copy, or delete it")
+            raise CheckpointError(
+                f"checkpoint {path} lacks {', '.join(sorted(missing))}: restore it "
+                "from a copy, or delete it"
+            )
         check_config(path, content["identity"], self.identity)
         return content
 
     def resume(self) -> Run:
-        """The run as its checkpoint has it, weights and optimiser included, or a new one."""
-        content = self.read(self.path) if self.path is not None and self.place.global_rank == 0 else None
+        """The run as its checkpoint has it, weights and optimiser included, or a new
+        one."""
+        content = (
+            self.read(self.path)
+            if self.path is not None and self.place.global_rank == 0
+            else None
+        )
         if self.place.world_size > 1:
             content = self.place.broadcast(content)
         if content is None:
@@ -498,7 +710,9 @@ class Saver:
             self.optimizer.load_state_dict(content["optimizer"])
             return Run(**content["run"])
         except (RuntimeError, ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"checkpoint {self.path} is of another encoder or loss: {error}") from error
+            raise CheckpointError(
+                f"checkpoint {self.path} is of another encoder or loss: {error}"
+            ) from error
 
 # %% ../nbs/24_training.ipynb #fab91d20
 def progress_bar(
@@ -511,7 +725,13 @@ def progress_bar(
         return None
     from tqdm import tqdm
 
-    return tqdm(total=config.steps, initial=run.step, desc=config.label or None, unit="step", disable=None)
+    return tqdm(
+        total=config.steps,
+        initial=run.step,
+        desc=config.label or None,
+        unit="step",
+        disable=None,
+    )
 
 
 def show_progress(
@@ -521,7 +741,11 @@ def show_progress(
     """Move the bar, and show the curve's last entry beside it."""
     if bar is not None:
         bar.update(run.step - bar.n)
-        latest = {name: f"{column[-1]:.3f}" for name, column in run.curve.items() if name != "step"}
+        latest = {
+            name: f"{column[-1]:.3f}"
+            for name, column in run.curve.items()
+            if name != "step"
+        }
         bar.set_postfix(latest, refresh=False)
 
 
@@ -530,7 +754,8 @@ def set_modes(
     mu: bool,
     kappa: bool,
 ) -> None:
-    """Training mode for the parts that learn: a frozen part's running statistics must not drift either."""
+    """Training mode for the parts that learn: a frozen part's running statistics must
+    not drift either."""
     encoder.train(mu)
     if isinstance(head := getattr(encoder, "kappa_net", None), nn.Module):
         head.train(kappa)
@@ -555,7 +780,8 @@ def fit(
     place: Any = None,  # from `connect`; default one process
     checkpoint: str | Path | None = None,  # a file; a run found there is continued
     checkpoint_every: int = 500,  # steps
-    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,  # further columns of the curve
+    evaluate: Callable[[nn.Module], Mapping[str, float]]
+    | None = None,  # further columns of the curve
 ) -> Run:
     """Train an encoder, from the start or from its checkpoint."""
     _check(checkpoint_every >= 1, "checkpoint_every", checkpoint_every, "at least 1")
@@ -564,15 +790,26 @@ def fit(
     model = place.setup_module(objective)
     optimizer = make_optimizer(objective, config)
     path = None if checkpoint is None else Path(checkpoint)
-    saver = Saver(path, {**asdict(config), "loss": type(loss).__name__}, objective, optimizer, place)
+    saver = Saver(
+        path,
+        {**asdict(config), "loss": type(loss).__name__},
+        objective,
+        optimizer,
+        place,
+    )
     run = saver.resume()
     bar, start = progress_bar(config, run, place), time.perf_counter() - run.seconds
-    with torch.random.fork_rng([place.device] if place.device.type == "cuda" else []), bar or nullcontext():
+    with (
+        torch.random.fork_rng([place.device] if place.device.type == "cuda" else []),
+        bar or nullcontext(),
+    ):
         while run.step < config.steps:
             set_modes(encoder, *learns(config, run.step))
             batch = local_batch(draw, config, run.step, place)
             seed_global(config, run.step, place)
-            run.recent.append(train_step(place, model, optimizer, batch, config, run.step, path))
+            run.recent.append(
+                train_step(place, model, optimizer, batch, config, run.step, path)
+            )
             run.step += 1
             if run.step % config.log_every == 0 or run.step == config.steps:
                 run.log(measure(encoder, evaluate))

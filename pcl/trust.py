@@ -32,21 +32,34 @@ def pair_nats(
     kappa_pos: float,  # concentration of partners' latents around each other
     n_candidates: int = 256,  # N; pairs beyond a multiple of N are left out
 ) -> Tensor:  # one value per pair
-    """How much better than chance the partner is found among N candidates, in nats: log-probability times N."""
+    """How much better than chance the partner is found among N candidates, in nats:
+    log-probability times N."""
     n = min(n_candidates, q.batch_shape[0])
     if n < 2:
-        raise ValueError(f"n_candidates and the number of pairs must be at least 2, got {n_candidates} and {q.batch_shape[0]}")
+        raise ValueError(
+            "n_candidates and the number of pairs must be at least 2, got "
+            f"{n_candidates} and {q.batch_shape[0]}"
+        )
     loss = ExactInfoNCE(kappa_pos, reduction="none")
-    shift = math.log(n / (n - 1))  # the loss divides by the number of negatives, the score by that of candidates
-    values = [shift - loss(part, part_pos) for part, part_pos in zip(_blocks(q, n), _blocks(q_pos, n), strict=True)]
+    shift = math.log(
+        n / (n - 1)
+    )  # the loss divides by the number of negatives, the score by that of candidates
+    values = [
+        shift - loss(part, part_pos)
+        for part, part_pos in zip(_blocks(q, n), _blocks(q_pos, n), strict=True)
+    ]
     return torch.cat(values)
 
 # %% ../nbs/52_trust.ipynb #1883aeb1
 def _blocks(q: VonMisesFisher, n: int) -> list[VonMisesFisher]:
-    """Cut a batch into blocks of n posteriors; a rest is dropped, because its candidates would be fewer."""
+    """Cut a batch into blocks of n posteriors; a rest is dropped, because its
+    candidates would be fewer."""
     kappa = q.concentration
     starts = range(0, q.batch_shape[0] - n + 1, n)
-    return [VonMisesFisher(q.loc[i : i + n], kappa[i : i + n], validate_args=False) for i in starts]
+    return [
+        VonMisesFisher(q.loc[i : i + n], kappa[i : i + n], validate_args=False)
+        for i in starts
+    ]
 
 # %% ../nbs/52_trust.ipynb #5f0b92ce
 def error_of_mean(
@@ -55,14 +68,28 @@ def error_of_mean(
     second: Tensor,  # and which the second
 ) -> float:
     """Standard error of a mean over pairs, some of which share images."""
-    first, second = first[: len(values)], second[: len(values)]  # a score may leave out the last pairs
+    first, second = (
+        first[: len(values)],
+        second[: len(values)],
+    )  # a score may leave out the last pairs
     off, other = (values - values.mean()).double(), first != second
-    by_image, by_pair = torch.zeros(int(torch.maximum(first, second).max()) + 1).double(), torch.zeros(len(values)).double()
+    by_image, by_pair = (
+        torch.zeros(int(torch.maximum(first, second).max()) + 1).double(),
+        torch.zeros(len(values)).double(),
+    )
     by_image.index_add_(0, first, off).index_add_(0, second, off * other)
-    _, same = torch.unique(torch.stack([torch.minimum(first, second), torch.maximum(first, second)]), dim=1, return_inverse=True)
+    _, same = torch.unique(
+        torch.stack([torch.minimum(first, second), torch.maximum(first, second)]),
+        dim=1,
+        return_inverse=True,
+    )
     by_pair.index_add_(0, same, off * other)
-    total = float(by_image @ by_image - by_pair @ by_pair)  # the same pair again is in the sums of both its images
-    return math.sqrt(max(total, float(off @ off))) / len(values)  # never less than if no image were shared
+    total = float(
+        by_image @ by_image - by_pair @ by_pair
+    )  # the same pair again is in the sums of both its images
+    return math.sqrt(max(total, float(off @ off))) / len(
+        values
+    )  # never less than if no image were shared
 
 # %% ../nbs/52_trust.ipynb #02e58eec
 @dataclass(frozen=True)
@@ -101,24 +128,47 @@ def choose(
     n_pairs: int = 2048,  # for validation and for the test
     **options: Any,  # of `train_head`
 ) -> Selection:
-    """Choose D and kappa_pos by the score of held-out pairs, and score the choice on a third set of images."""
+    """Choose D and kappa_pos by the score of held-out pairs, and score the choice on a
+    third set of images."""
     if not dims or not kappa_pos:
         raise ValueError("dims and kappa_pos must name at least one value each")
-    held_out, final = (_held_out_pairs(sampler, n_pairs, seed) for seed, sampler in enumerate((validate, test)))
-    shared, shared_final = (s.indices(n_pairs, torch.Generator().manual_seed(seed)) for seed, s in enumerate((validate, test)))
+    held_out, final = (
+        _held_out_pairs(sampler, n_pairs, seed)
+        for seed, sampler in enumerate((validate, test))
+    )
+    shared, shared_final = (
+        s.indices(n_pairs, torch.Generator().manual_seed(seed))
+        for seed, s in enumerate((validate, test))
+    )
     heads, scores = {}, {}
     for setting in ((dim, float(kappa)) for dim in dims for kappa in kappa_pos):
-        heads[setting] = train_head(train.features, train.targets, setting[0], ExactInfoNCE(setting[1]), **options)
+        heads[setting] = train_head(
+            train.features,
+            train.targets,
+            setting[0],
+            ExactInfoNCE(setting[1]),
+            **options,
+        )
         scores[setting] = _score(heads[setting], held_out, setting[1])
     best = max(scores, key=lambda setting: float(scores[setting].mean()))
     rows = []
     for (dim, kappa), score in scores.items():
         gap = scores[best] - score
-        rows.append(Candidate(dim, kappa, float(score.mean()), float(gap.mean()), error_of_mean(gap, *shared)))
+        rows.append(
+            Candidate(
+                dim,
+                kappa,
+                float(score.mean()),
+                float(gap.mean()),
+                error_of_mean(gap, *shared),
+            )
+        )
     close = [row for row in rows if row.behind <= row.error]
     chosen = max(close, key=lambda row: (-row.dim, row.nats))
     last = _score(heads[chosen.dim, chosen.kappa_pos], final, chosen.kappa_pos)
-    return Selection(rows, chosen, heads, float(last.mean()), error_of_mean(last, *shared_final))
+    return Selection(
+        rows, chosen, heads, float(last.mean()), error_of_mean(last, *shared_final)
+    )
 
 # %% ../nbs/52_trust.ipynb #c34a12e5
 def _held_out_pairs(sampler: FeaturePairs, n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -133,10 +183,13 @@ def _score(head: nn.Module, pair: tuple[Tensor, Tensor], kappa_pos: float) -> Te
 # %% ../nbs/52_trust.ipynb #e705a201
 @dataclass(frozen=True)
 class Degree:
-    """How far the posteriors, all together, are from uniform in the harmonics of one degree."""
+    """How far the posteriors, all together, are from uniform in the harmonics of one
+    degree."""
 
     degree: int
-    statistic: float  # chi-squared with `dof` degrees of freedom if the directions are uniform
+    statistic: (
+        float  # chi-squared with `dof` degrees of freedom if the directions are uniform
+    )
     dof: int
     p_value: float
     energy: float  # this degree's part of the chi-squared divergence from uniform
@@ -149,22 +202,48 @@ def harmonic_tests(
     """Test degree by degree whether posteriors fill the sphere evenly."""
     n, dim = q.batch_shape[0], q.event_shape[0]
     if len(q.batch_shape) != 1 or n < 8:
-        raise ValueError(f"q must have batch shape (n,) with n at least 8, got {tuple(q.batch_shape)}")
+        raise ValueError(
+            "q must have batch shape (n,) with n at least 8, got "
+            f"{tuple(q.batch_shape)}"
+        )
     mu, kappa = q.loc.double(), q.concentration.double()
     cosines = (mu @ mu.T).clamp(-1, 1)
-    before, here, weight, degrees = torch.ones_like(cosines), cosines, torch.ones_like(kappa), []
+    before, here, weight, degrees = (
+        torch.ones_like(cosines),
+        cosines,
+        torch.ones_like(kappa),
+        [],
+    )
     for degree in range(1, n_degrees + 1):
         weight = weight * bessel_ratio(dim / 2 - 2 + degree, kappa)  # a_l(kappa)
-        size, own, total = _n_harmonics(dim, degree), float(weight @ weight), float(weight @ here @ weight)
+        size, own, total = (
+            _n_harmonics(dim, degree),
+            float(weight @ weight),
+            float(weight @ here @ weight),
+        )
         energy = size * (total - own) / (n * (n - 1))
-        degrees.append(Degree(degree, size * total / own, size, float(chdtrc(size, size * total / own)), energy))
-        before, here = here, ((2 * degree + dim - 2) * cosines * here - degree * before) / (degree + dim - 2)
+        degrees.append(
+            Degree(
+                degree,
+                size * total / own,
+                size,
+                float(chdtrc(size, size * total / own)),
+                energy,
+            )
+        )
+        before, here = (
+            here,
+            ((2 * degree + dim - 2) * cosines * here - degree * before)
+            / (degree + dim - 2),
+        )
     return degrees
 
 
 def _n_harmonics(dim: int, degree: int) -> int:
     """Dimension of the harmonics of one degree, N_l."""
-    return math.comb(degree + dim - 1, dim - 1) - (math.comb(degree + dim - 3, dim - 1) if degree > 1 else 0)
+    return math.comb(degree + dim - 1, dim - 1) - (
+        math.comb(degree + dim - 3, dim - 1) if degree > 1 else 0
+    )
 
 # %% ../nbs/52_trust.ipynb #330f83f1
 @dataclass(frozen=True)
@@ -173,34 +252,58 @@ class Uniformity:
 
     degrees: list[Degree]
     z_mean: float  # of Z(x) over images; 1 if uniform
-    z_spread: float  # its standard deviation, noise removed, over its mean; 0 if uniform
+    z_spread: (
+        float  # its standard deviation, noise removed, over its mean; 0 if uniform
+    )
 
     def __str__(self) -> str:
-        lines = [f"degree {d.degree}: energy {d.energy:+.3f}, p = {d.p_value:.2g}" for d in self.degrees]
-        return "\n".join([*lines, f"Z(x): mean {self.z_mean:.2f}, relative spread {self.z_spread:.2f}"])
+        lines = [
+            f"degree {d.degree}: energy {d.energy:+.3f}, p = {d.p_value:.2g}"
+            for d in self.degrees
+        ]
+        return "\n".join(
+            [
+                *lines,
+                f"Z(x): mean {self.z_mean:.2f}, relative spread {self.z_spread:.2f}",
+            ]
+        )
 
 # %% ../nbs/52_trust.ipynb #3adbdc1a
 def uniformity(
-    q: VonMisesFisher,  # posteriors of independent held-out images, (n,); a few thousand at most, all pairs are compared
+    # posteriors of independent held-out images, (n,); a few thousand at most, all pairs
+    # are compared
+    q: VonMisesFisher,
     kappa_pos: float,
     n_degrees: int = 4,
 ) -> Uniformity:
-    """Test whether posteriors fill the sphere evenly, and measure how much it matters if they do not."""
+    """Test whether posteriors fill the sphere evenly, and measure how much it matters
+    if they do not."""
     degrees = harmonic_tests(q, n_degrees)
     kappa = q.concentration.double()
     cosines = (q.loc.double() @ q.loc.double().T).clamp(-1, 1)
     return Uniformity(degrees, *_z_spread(cosines, kappa, kappa_pos, q.event_shape[0]))
 
 # %% ../nbs/52_trust.ipynb #5636f4c9
-def _z_spread(cosines: Tensor, kappa: Tensor, kappa_pos: float, dim: int) -> tuple[float, float]:
-    """Mean of Z(x), and its standard deviation without the noise of the estimate, relative to the mean."""
+def _z_spread(
+    cosines: Tensor, kappa: Tensor, kappa_pos: float, dim: int
+) -> tuple[float, float]:
+    """Mean of Z(x), and its standard deviation without the noise of the estimate,
+    relative to the mean."""
     # in single precision, which is far finer than the noise of the estimate
-    ratio = log_marginal(cosines.float(), kappa.float()[:, None], kappa.float()[None], kappa_pos, dim).double().exp()
+    ratio = (
+        log_marginal(
+            cosines.float(), kappa.float()[:, None], kappa.float()[None], kappa_pos, dim
+        )
+        .double()
+        .exp()
+    )
     ratio.fill_diagonal_(0)
     halves = []
     for start in (0, 1):
         part = ratio[:, start::2]
-        others = part.shape[1] - (torch.arange(len(kappa)) % 2 == start).double()  # an image is not its own partner
+        others = (
+            part.shape[1] - (torch.arange(len(kappa)) % 2 == start).double()
+        )  # an image is not its own partner
         halves.append(part.sum(1) / others)
     mean = torch.stack(halves).mean()
     shared = ((halves[0] - halves[0].mean()) * (halves[1] - halves[1].mean())).mean()
@@ -214,7 +317,8 @@ class Reliability:
     predicted: Tensor  # mean prediction
     observed: Tensor  # how often it came true
     count: Tensor  # predictions in the bin
-    error: float  # mean distance between the two, bins weighted by the matches they predict
+    # mean distance between the two, bins weighted by the matches they predict
+    error: float
 
 # %% ../nbs/52_trust.ipynb #eb9f4d71
 @torch.no_grad()
@@ -225,22 +329,47 @@ def match_reliability(
     n_candidates: int = 8,  # in each contest: the partner and other pairs' partners
     n_bins: int = 10,
 ) -> Reliability:
-    """Compare the predicted probability that a candidate is the partner with how often it was."""
+    """Compare the predicted probability that a candidate is the partner with how often
+    it was."""
     n_contests, dim = q.batch_shape[0] // n_candidates, q.event_shape[0]
     if n_contests < 1 or n_candidates < 2:
-        raise ValueError(f"n_candidates must be from 2 to the number of pairs, {q.batch_shape[0]}; got {n_candidates}")
+        raise ValueError(
+            f"n_candidates must be from 2 to the number of pairs, {q.batch_shape[0]}; "
+            f"got {n_candidates}"
+        )
     shape = n_contests, n_candidates
-    loc, loc_pos = (part.loc[: math.prod(shape)].view(*shape, dim) for part in (q, q_pos))
-    kappa, kappa_partner = (part.concentration[: math.prod(shape)].view(shape) for part in (q, q_pos))
-    scores = log_marginal((loc @ loc_pos.mT).clamp(-1, 1), kappa[:, :, None], kappa_partner[:, None], kappa_pos, dim)
+    loc, loc_pos = (
+        part.loc[: math.prod(shape)].view(*shape, dim) for part in (q, q_pos)
+    )
+    kappa, kappa_partner = (
+        part.concentration[: math.prod(shape)].view(shape) for part in (q, q_pos)
+    )
+    scores = log_marginal(
+        (loc @ loc_pos.mT).clamp(-1, 1),
+        kappa[:, :, None],
+        kappa_partner[:, None],
+        kappa_pos,
+        dim,
+    )
     chance = scores.double().softmax(2).flatten()
-    hit = torch.eye(n_candidates, dtype=torch.float64).expand(n_contests, -1, -1).flatten()
+    hit = (
+        torch.eye(n_candidates, dtype=torch.float64)
+        .expand(n_contests, -1, -1)
+        .flatten()
+    )
     bins = (chance * n_bins).long().clamp(max=n_bins - 1)
     count = torch.bincount(bins, minlength=n_bins)
     used = count > 0
-    predicted, observed = (torch.bincount(bins, part, n_bins)[used] / count[used] for part in (chance, hit))
+    predicted, observed = (
+        torch.bincount(bins, part, n_bins)[used] / count[used] for part in (chance, hit)
+    )
     weight = predicted * count[used]
-    return Reliability(predicted, observed, count[used], float((weight * (predicted - observed).abs()).sum() / weight.sum()))
+    return Reliability(
+        predicted,
+        observed,
+        count[used],
+        float((weight * (predicted - observed).abs()).sum() / weight.sum()),
+    )
 
 # %% ../nbs/52_trust.ipynb #addb81a4
 @torch.no_grad()
@@ -250,19 +379,34 @@ def pair_coverage(
     kappa_pos: float,
     levels: Tensor,  # stated probabilities
 ) -> Tensor:  # observed frequencies, one for each level
-    """How often the direction of the partner lies in the band that should hold it with these probabilities."""
+    """How often the direction of the partner lies in the band that should hold it with
+    these probabilities."""
     n, dim = q.batch_shape[0], q.event_shape[0]
-    n_angles = 64 + 16 * math.ceil(math.sqrt(kappa_pos))  # the density is never narrower than 1 / sqrt(kappa_pos)
+    n_angles = 64 + 16 * math.ceil(
+        math.sqrt(kappa_pos)
+    )  # the density is never narrower than 1 / sqrt(kappa_pos)
     angle = torch.linspace(0, math.pi, n_angles, dtype=torch.float64)
     k1, k2 = (part.concentration.float()[:, None] for part in (q, q_pos))
-    log_ratio = log_marginal(angle.cos().float().expand(n, -1), k1, k2, kappa_pos, dim).double()
+    log_ratio = log_marginal(
+        angle.cos().float().expand(n, -1), k1, k2, kappa_pos, dim
+    ).double()
     density = log_ratio.exp() * angle.sin() ** (dim - 2)
-    mass = torch.nn.functional.pad(((density[:, 1:] + density[:, :-1]) / 2).cumsum(1), (1, 0))
-    seen = torch.atan2(0.5 * (q.loc - q_pos.loc).norm(dim=-1), 0.5 * (q.loc + q_pos.loc).norm(dim=-1)).double() * 2
+    mass = torch.nn.functional.pad(
+        ((density[:, 1:] + density[:, :-1]) / 2).cumsum(1), (1, 0)
+    )
+    seen = (
+        torch.atan2(
+            0.5 * (q.loc - q_pos.loc).norm(dim=-1),
+            0.5 * (q.loc + q_pos.loc).norm(dim=-1),
+        ).double()
+        * 2
+    )
     place = seen / math.pi * (n_angles - 1)
     left = place.long().clamp(0, n_angles - 2)[:, None]
     low, high = mass.gather(1, left)[:, 0], mass.gather(1, left + 1)[:, 0]
-    inside = (low + (place - left[:, 0]) * (high - low)) / mass[:, -1]  # probability of being closer than seen
+    inside = (low + (place - left[:, 0]) * (high - low)) / mass[
+        :, -1
+    ]  # probability of being closer than seen
     return (inside[:, None] <= levels.double()).double().mean(0)
 
 # %% ../nbs/52_trust.ipynb #81c6ed82
@@ -278,15 +422,20 @@ class Recalibration:
 
     def __call__(self, q: VonMisesFisher) -> VonMisesFisher:
         """The posteriors with their concentrations mapped."""
-        return VonMisesFisher(q.loc, self.a * q.concentration**self.b, validate_args=False)
+        return VonMisesFisher(
+            q.loc, self.a * q.concentration**self.b, validate_args=False
+        )
 
     @torch.no_grad()
     def apply_to(self, head: UncertaintyHead) -> None:
-        """Build the map into a head, on top of any it has; saving and exporting keep it."""
+        """Build the map into a head, on top of any it has; saving and exporting keep
+        it."""
         a, b = head.calibration.tolist()
         head.calibration.copy_(torch.tensor([self.a * a**self.b, b * self.b]))
         if self.at_bound:
-            head.card["calibration_at_bound"] = True  # whoever reads the card should know
+            head.card["calibration_at_bound"] = (
+                True  # whoever reads the card should know
+            )
 
 # %% ../nbs/52_trust.ipynb #75289b96
 _RANGES = (1e-3, 1e6), (0.05, 20.0)  # of the concentration at the centre, and of b
@@ -301,28 +450,58 @@ def recalibrate(
     """Fit the two numbers that make held-out pairs most probable."""
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        p = torch.tensor(parameters, dtype=posteriors[0].loc.dtype, requires_grad=True)  # log kappa at the centre, and log b
+        p = torch.tensor(
+            parameters, dtype=posteriors[0].loc.dtype, requires_grad=True
+        )  # log kappa at the centre, and log b
         mapped = [
-            VonMisesFisher(part.loc, (p[0] + p[1].exp() * (part.concentration.log() - centre)).exp(), validate_args=False)
+            VonMisesFisher(
+                part.loc,
+                (p[0] + p[1].exp() * (part.concentration.log() - centre)).exp(),
+                validate_args=False,
+            )
             for part in posteriors
         ]
         value = -pair_nats(mapped[0], mapped[1], kappa_pos, n_candidates).mean()
         (slope,) = torch.autograd.grad(value, p)
         return value.item(), slope.double().numpy()
 
-    with torch.inference_mode(False), torch.enable_grad():  # the fit needs slopes, even where the caller wants none
-        posteriors = [VonMisesFisher(part.loc.detach().clone(), part.concentration.detach().clone(), validate_args=False)
-                      for part in (q, q_pos)]
-        centre = float(torch.cat([part.concentration for part in posteriors]).log().mean())
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):  # the fit needs slopes, even where the caller wants none
+        posteriors = [
+            VonMisesFisher(
+                part.loc.detach().clone(),
+                part.concentration.detach().clone(),
+                validate_args=False,
+            )
+            for part in (q, q_pos)
+        ]
+        centre = float(
+            torch.cat([part.concentration for part in posteriors]).log().mean()
+        )
         start, bounds = np.array([centre, 0.0]), np.log(_RANGES)
-        found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-6})
+        found = minimize(
+            loss,
+            start,
+            jac=True,
+            method="L-BFGS-B",
+            bounds=bounds,
+            options={"ftol": 1e-6},
+        )
         before = -loss(start)[0]
-    b, at_bound = math.exp(found.x[1]), bool(np.isclose(found.x[:, None], bounds, atol=1e-6).any())
+    b, at_bound = (
+        math.exp(found.x[1]),
+        bool(np.isclose(found.x[:, None], bounds, atol=1e-6).any()),
+    )
     if at_bound:
         warnings.warn(
-            f"recalibration stopped at a bound, with b = {b:.3g} and a typical kappa of {math.exp(found.x[0]):.3g}: these"
-            f" {q.batch_shape[0]} pairs are too few, or kappa says nothing about them. Use pairs of more held-out images.",
+            f"recalibration stopped at a bound, with b = {b:.3g} and a typical kappa "
+            f"of {math.exp(found.x[0]):.3g}: these"
+            f" {q.batch_shape[0]} pairs are too few, or kappa says nothing about them. "
+            "Use pairs of more held-out images.",
             stacklevel=2,
         )
-    return Recalibration(math.exp(found.x[0] - b * centre), b, before, -float(found.fun), at_bound)
-
+    return Recalibration(
+        math.exp(found.x[0] - b * centre), b, before, -float(found.fun), at_bound
+    )

@@ -18,7 +18,9 @@ from torch.distributions.kl import register_kl
 
 from .bessel import _eager, bessel_ratio, log_peak, log_sphere_area, mean_gap
 
-_CHUNK = 1 << 16  # elements per pass over quadrature nodes: the working set stays in cache
+_CHUNK = (
+    1 << 16
+)  # elements per pass over quadrature nodes: the working set stays in cache
 
 # %% ../nbs/02_vmf.ipynb #485a24f3
 def published_cosine(
@@ -27,25 +29,36 @@ def published_cosine(
     n: int,  # draws per concentration
     generator: torch.Generator | None = None,
 ) -> Tensor:  # (n, *kappa.shape)
-    "Cosines by the rejection loop in wide use: WRONG on purpose where kappa > 10 is not far above dim."
+    """Cosines by the rejection loop in wide use: WRONG on purpose where kappa > 10 is
+    not far above dim."""
     kappa = kappa.expand(n, *kappa.shape)
     m = dim - 1
     root = torch.sqrt(4 * kappa**2 + m**2)
     switch = (kappa - 10).clamp(0, 1)
-    b = (1 - switch) * (root - 2 * kappa) / m + switch * m / (4 * kappa.clamp(min=10))  # the Taylor switch
+    b = (1 - switch) * (root - 2 * kappa) / m + switch * m / (
+        4 * kappa.clamp(min=10)
+    )  # the Taylor switch
     a = (m + 2 * kappa + root) / 4
     d = 4 * a * b / (1 + b) - m * math.log(m)
     cosine, open_ = torch.zeros_like(b), torch.ones_like(b, dtype=torch.bool)
     for _ in range(10_000):
-        pair = torch._sample_dirichlet(torch.full((*b.shape, 2), m / 2).to(b), generator)
-        eps, u = pair[..., 0], torch.rand(b.shape, generator=generator, dtype=b.dtype, device=b.device)
+        pair = torch._sample_dirichlet(
+            torch.full((*b.shape, 2), m / 2).to(b), generator
+        )
+        eps, u = (
+            pair[..., 0],
+            torch.rand(b.shape, generator=generator, dtype=b.dtype, device=b.device),
+        )
         t = 2 * a * b / (1 - (1 - b) * eps)
         accept = open_ & (m * torch.log(t) - t + d >= torch.log(u))
         cosine = torch.where(accept, (1 - (1 + b) * eps) / (1 - (1 - b) * eps), cosine)
         open_ = open_ & ~accept
         if not bool(open_.any()):
             return cosine
-    raise RuntimeError("the published rule accepts too rarely at this dim and kappa: use VonMisesFisher")
+    raise RuntimeError(
+        "the published rule accepts too rarely at this dim and kappa: use "
+        "VonMisesFisher"
+    )
 
 # %% ../nbs/02_vmf.ipynb #b8b25199
 def published_sample(
@@ -54,11 +67,20 @@ def published_sample(
     n: int,
     generator: torch.Generator | None = None,
 ) -> Tensor:  # (n, ..., D)
-    "Points by the rejection loop in wide use, with its pathwise gradient. Wrong on purpose, like `published_cosine`."
+    """Points by the rejection loop in wide use, with its pathwise gradient. Wrong on
+    purpose, like `published_cosine`."""
     cosine = published_cosine(loc.shape[-1], kappa, n, generator).unsqueeze(-1)
-    noise = torch.randn(*cosine.shape[:-1], loc.shape[-1] - 1, generator=generator, dtype=loc.dtype, device=loc.device)
+    noise = torch.randn(
+        *cosine.shape[:-1],
+        loc.shape[-1] - 1,
+        generator=generator,
+        dtype=loc.dtype,
+        device=loc.device,
+    )
     sine = torch.sqrt((1 - cosine**2).clamp(min=1e-10))
-    point = torch.cat([cosine, sine * torch.nn.functional.normalize(noise, dim=-1)], dim=-1)
+    point = torch.cat(
+        [cosine, sine * torch.nn.functional.normalize(noise, dim=-1)], dim=-1
+    )
     pole = torch.zeros_like(loc)
     pole[..., 0] = 1
     mirror = torch.nn.functional.normalize(pole - loc, dim=-1)
@@ -66,45 +88,71 @@ def published_sample(
 
 # %% ../nbs/02_vmf.ipynb #7c70e3f2
 def _contraction(dim: int, kappa: Tensor) -> Tensor:
-    "Wood's b, in the form without cancellation: 1 at kappa = 0, (D-1) / (4 kappa) for large kappa."
-    return (dim - 1) / (2 * kappa + torch.hypot(2 * kappa, torch.full_like(kappa, dim - 1)))
+    """Wood's b, in the form without cancellation: 1 at kappa = 0, (D-1) / (4 kappa) for
+    large kappa."""
+    return (dim - 1) / (
+        2 * kappa + torch.hypot(2 * kappa, torch.full_like(kappa, dim - 1))
+    )
 
 
 def _log_acceptance(dim: int, kappa: Tensor, gap: Tensor, b: Tensor) -> Tensor:
-    "log of the probability to keep a proposed gap 1 - cos; its maximum 0 sits at the pivot 2b / (1 + b)."
+    """log of the probability to keep a proposed gap 1 - cos; its maximum 0 sits at the
+    pivot 2b / (1 + b)."""
     delta = (gap - 2 * b / (1 + b)) * (kappa / (dim - 1))
     return torch.log1p(delta).sub_(delta).mul_(dim - 1)
 
 # %% ../nbs/02_vmf.ipynb #042a87f4
-def _polar_ratio(dim: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    "Draws of (1 + u) / (1 - u), u the first coordinate of a uniform point on the sphere."
-    uniform = torch.rand(2, *shape, generator=generator, dtype=like.dtype, device=like.device)
+def _polar_ratio(
+    dim: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Draws of (1 + u) / (1 - u), u the first coordinate of a uniform point on the
+    sphere."""
+    uniform = torch.rand(
+        2, *shape, generator=generator, dtype=like.dtype, device=like.device
+    )
     half = uniform[0].mul_(math.pi)
     if dim == 2:
         return torch.tan(half).pow_(-2)
-    log_rest = torch.log1p(-uniform[1]).mul_(2 / (dim - 2))  # log(1 - r^2), r the length of the first two coordinates
+    log_rest = torch.log1p(-uniform[1]).mul_(
+        2 / (dim - 2)
+    )  # log(1 - r^2), r the length of the first two coordinates
     r = torch.expm1(log_rest).neg_().sqrt_()
     short = torch.exp(log_rest).div_(1 + r)  # 1 - r
-    return (short + 2 * r * torch.cos(half).square_()) / (short + 2 * r * torch.sin(half).square_())
+    return (short + 2 * r * torch.cos(half).square_()) / (
+        short + 2 * r * torch.sin(half).square_()
+    )
 
 # %% ../nbs/02_vmf.ipynb #3b0a5dcc
-def _draw_gap(dim: int, kappa: Tensor, ratio: Tensor, generator: torch.Generator | None) -> Tensor:
-    "Exact draws of 1 - cos, (n, batch), from a first set of polar ratios; only rejected ones are drawn again."
+def _draw_gap(
+    dim: int, kappa: Tensor, ratio: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """Exact draws of 1 - cos, (n, batch), from a first set of polar ratios; only
+    rejected ones are drawn again."""
     if dim == 3:  # Archimedes: u is uniform, and the cdf has a closed inverse
-        kappa = kappa.clamp(min=1e-20)  # uniform to the last bit, and no denormal numbers below
+        kappa = kappa.clamp(
+            min=1e-20
+        )  # uniform to the last bit, and no denormal numbers below
         near = torch.log1p(torch.expm1(-2 * kappa) / (1 + ratio)).div_(-kappa)
-        far = (torch.log1p(ratio) - torch.log(ratio + torch.exp(-2 * kappa))) / kappa  # where 1 / (1 + ratio) rounds to 1
+        far = (
+            torch.log1p(ratio) - torch.log(ratio + torch.exp(-2 * kappa))
+        ) / kappa  # where 1 / (1 + ratio) rounds to 1
         return torch.where((ratio < 1) & (kappa > 1), far, near).clamp_(max=2)
     b = _contraction(dim, kappa)
     gap = 2 * b / (ratio + b)
-    log_u = torch.rand(gap.shape, generator=generator, dtype=gap.dtype, device=gap.device).log_()
+    log_u = torch.rand(
+        gap.shape, generator=generator, dtype=gap.dtype, device=gap.device
+    ).log_()
     redo = (_log_acceptance(dim, kappa, gap, b) < log_u).flatten().nonzero().squeeze(-1)
     while len(redo):
         column = redo % kappa.numel()
         k, c = kappa[column, None], b[column, None]
-        tries = max(1, min(8, 4096 // len(redo)))  # the last few rows get several candidates at once
+        tries = max(
+            1, min(8, 4096 // len(redo))
+        )  # the last few rows get several candidates at once
         fresh = 2 * c / (_polar_ratio(dim, (len(redo), tries), gap, generator) + c)
-        log_u = torch.rand(fresh.shape, generator=generator, dtype=gap.dtype, device=gap.device).log_()
+        log_u = torch.rand(
+            fresh.shape, generator=generator, dtype=gap.dtype, device=gap.device
+        ).log_()
         kept = _log_acceptance(dim, k, fresh, c) >= log_u
         first = kept.byte().argmax(-1, keepdim=True)
         done = kept.any(-1)
@@ -113,7 +161,10 @@ def _draw_gap(dim: int, kappa: Tensor, ratio: Tensor, generator: torch.Generator
     return gap
 
 # %% ../nbs/02_vmf.ipynb #a91ca202
-_CAP = {torch.float32: 1e25, torch.float64: 1e200}  # above it the law is a point to the last bit; squares stay finite
+_CAP = {
+    torch.float32: 1e25,
+    torch.float64: 1e200,
+}  # above it the law is a point to the last bit; squares stay finite
 
 
 def _capped(kappa: Tensor) -> Tensor:
@@ -122,30 +173,49 @@ def _capped(kappa: Tensor) -> Tensor:
 
 # %% ../nbs/02_vmf.ipynb #038dbbf4
 def _mirror(loc: Tensor) -> tuple[Tensor, Tensor]:
-    "h and 2 / |h|^2 of the reflection that takes the first axis to loc; the identity where loc is that axis."
+    """h and 2 / |h|^2 of the reflection that takes the first axis to loc; the identity
+    where loc is that axis."""
     first, rest = loc[..., 0], loc[..., 1:].square().sum(-1)
     h = -loc
-    h[..., 0] = torch.where(first > 0, rest / (1 + first), 1 - first)  # 1 - first, without the cancellation
+    h[..., 0] = torch.where(
+        first > 0, rest / (1 + first), 1 - first
+    )  # 1 - first, without the cancellation
     square = h[..., 0].square() + rest
     return h, torch.where(square > 0, 2 / square, 0)
 
 # %% ../nbs/02_vmf.ipynb #10f340c9
-def _draw(loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    "n exact draws (n, batch, D) for each row of loc (batch, D) and kappa (batch), with their gaps 1 - cos (n, batch)."
+def _draw(
+    loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """n exact draws (n, batch, D) for each row of loc (batch, D) and kappa (batch),
+    with their gaps 1 - cos (n, batch)."""
     dim = loc.shape[-1]
-    z = torch.randn(n, *loc.shape, generator=generator, dtype=loc.dtype, device=loc.device)
+    z = torch.randn(
+        n, *loc.shape, generator=generator, dtype=loc.dtype, device=loc.device
+    )
     axial = z[..., 0].clone()
     z[..., 0] = 0
     length = torch.linalg.vector_norm(z, dim=-1)
-    if bool((length == 0).any()):  # generators do return exact zeros, if rarely: any tangent will do
+    if bool(
+        (length == 0).any()
+    ):  # generators do return exact zeros, if rarely: any tangent will do
         z[..., 1].add_(length == 0)
         length = torch.linalg.vector_norm(z, dim=-1)
-    stretch = torch.hypot(axial, length).add_(axial.abs()).div_(length).log_().mul_(2)  # |log((1 + u) / (1 - u))|
+    stretch = (
+        torch.hypot(axial, length).add_(axial.abs()).div_(length).log_().mul_(2)
+    )  # |log((1 + u) / (1 - u))|
     gap = _draw_gap(dim, _capped(kappa), stretch.copysign_(axial).exp_(), generator)
     h, weight = _mirror(loc)
     cosine = 1 - gap
-    sine = torch.addcmul(gap, gap, cosine).sqrt_().div_(length)  # gap (1 + cosine) = 1 - cosine^2
-    along = torch.einsum("nbd,bd->nb", z, h).mul_(sine).addcmul_(cosine, h[..., 0]).mul_(-weight)
+    sine = (
+        torch.addcmul(gap, gap, cosine).sqrt_().div_(length)
+    )  # gap (1 + cosine) = 1 - cosine^2
+    along = (
+        torch.einsum("nbd,bd->nb", z, h)
+        .mul_(sine)
+        .addcmul_(cosine, h[..., 0])
+        .mul_(-weight)
+    )
     z.mul_(sine.unsqueeze(-1))
     z[..., 0] = cosine
     return z.addcmul_(along.unsqueeze(-1), h), gap
@@ -155,15 +225,20 @@ def _draw(loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None)
 def _legendre(n: int) -> list[tuple[float, float]]:
     "Gauss-Legendre nodes and weights on [0, 1]."
     nodes, weights = np.polynomial.legendre.leggauss(n)
-    return list(zip((0.5 + 0.5 * nodes).tolist(), (0.5 * weights).tolist(), strict=True))
+    return list(
+        zip((0.5 + 0.5 * nodes).tolist(), (0.5 * weights).tolist(), strict=True)
+    )
 
 # %% ../nbs/02_vmf.ipynb #94bd2f1d
 def _window(dim: int, kappa: Tensor, gap: Tensor, near: Tensor, decay: float) -> Tensor:
-    "Signed width in angle beyond which the cosine's density has fallen by exp(-decay), towards the mode where `near`."
+    """Signed width in angle beyond which the cosine's density has fallen by
+    exp(-decay), towards the mode where `near`."""
     cos, sin2 = 1 - gap, gap * (2 - gap)
     sin = sin2.sqrt()
     angle = 2 * torch.atan2(gap.sqrt(), (2 - gap).sqrt())
-    inward = _quadratic_root((dim - 2) * cos / sin - kappa * sin, (dim - 2) / sin2 + kappa * cos, decay)
+    inward = _quadratic_root(
+        (dim - 2) * cos / sin - kappa * sin, (dim - 2) / sin2 + kappa * cos, decay
+    )
     if dim == 2:
         reach = gap + decay / kappa
     else:
@@ -172,18 +247,23 @@ def _window(dim: int, kappa: Tensor, gap: Tensor, near: Tensor, decay: float) ->
             kappa * gap + (dim - 3) * gap / (2 - gap) ** 2,
             decay,
         )
-        reach = gap * torch.exp(torch.minimum(outward, _gamma_reach((dim - 1) / 2, kappa * gap, decay)))
+        reach = gap * torch.exp(
+            torch.minimum(outward, _gamma_reach((dim - 1) / 2, kappa * gap, decay))
+        )
     reach = reach.clamp(max=2.0)
     outer = 2 * torch.atan2(reach.sqrt(), (2 - reach).sqrt()) - angle
     return torch.where(near, -torch.minimum(inward, angle), outer)
 
 
 def _gamma_reach(shape: float, rate: Tensor, decay: float) -> Tensor:
-    "An x with rate (exp(x) - 1) - shape x >= decay: from outside, Newton's steps on a convex function stay outside."
+    """An x with rate (exp(x) - 1) - shape x >= decay: from outside, Newton's steps on a
+    convex function stay outside."""
     x = _quadratic_root(rate - shape, rate, decay).clamp(max=60.0)
     for _ in range(4):
         grown = rate * torch.exp(x)
-        x = torch.where(grown > shape, x - (grown - rate - shape * x - decay) / (grown - shape), x).clamp(max=60.0)
+        x = torch.where(
+            grown > shape, x - (grown - rate - shape * x - decay) / (grown - shape), x
+        ).clamp(max=60.0)
     return x
 
 
@@ -193,19 +273,26 @@ def _quadratic_root(slope: Tensor, curvature: Tensor, decay: float) -> Tensor:
 
 # %% ../nbs/02_vmf.ipynb #c8e4de3e
 def _tail(dim: int, kappa: Tensor, gap: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-    "Integrals of f(s) / f(gap) and of (s - gap) f(s) / f(gap) over s below `gap` where `near`, above it elsewhere."
+    """Integrals of f(s) / f(gap) and of (s - gap) f(s) / f(gap) over s below `gap`
+    where `near`, above it elsewhere."""
     nodes, decay = (32, 32.0) if gap.dtype == torch.float64 else (16, 20.0)
     width = _window(dim, kappa, gap, near, decay)
     sin, cos = (gap * (2 - gap)).sqrt(), 1 - gap
     cot = cos / sin
-    mass, first, floor = torch.zeros_like(width), torch.zeros_like(width), torch.finfo(gap.dtype).eps - 1
+    mass, first, floor = (
+        torch.zeros_like(width),
+        torch.zeros_like(width),
+        torch.finfo(gap.dtype).eps - 1,
+    )
     for x, w in _legendre(nodes):
         half = width * (x / 2)
         s, c = torch.sin(half), torch.cos(half)
         shift = (sin * c).addcmul_(cos, s).mul_(s).mul_(2)  # s - gap
         log_f = shift * -kappa
         if dim > 2:
-            ratio = (cot * c).sub_(s).mul_(s).mul_(2).clamp_(min=floor)  # sin(angle) / sin - 1
+            ratio = (
+                (cot * c).sub_(s).mul_(s).mul_(2).clamp_(min=floor)
+            )  # sin(angle) / sin - 1
             log_f.add_(ratio.log1p_(), alpha=dim - 2)
         f = log_f.exp_().mul_(w)
         mass.add_(f)
@@ -215,15 +302,22 @@ def _tail(dim: int, kappa: Tensor, gap: Tensor, near: Tensor) -> tuple[Tensor, T
 
 # %% ../nbs/02_vmf.ipynb #a21656a1
 def _moments(dim: int, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    "Mass beyond the pivot and total mass, in units of the density there; the mean gap 1 - A_D(kappa)."
+    """Mass beyond the pivot and total mass, in units of the density there; the mean gap
+    1 - A_D(kappa)."""
     b = _contraction(dim, kappa)
     pivot = 2 * b / (1 + b)
-    inner, inner_first = _tail(dim, kappa, pivot, torch.ones_like(pivot, dtype=torch.bool))
-    outer, outer_first = _tail(dim, kappa, pivot, torch.zeros_like(pivot, dtype=torch.bool))
+    inner, inner_first = _tail(
+        dim, kappa, pivot, torch.ones_like(pivot, dtype=torch.bool)
+    )
+    outer, outer_first = _tail(
+        dim, kappa, pivot, torch.zeros_like(pivot, dtype=torch.bool)
+    )
     return outer, inner + outer, pivot + (inner_first + outer_first) / (inner + outer)
 
 # %% ../nbs/02_vmf.ipynb #9b13bd02
-def _speed(dim: int, kappa: Tensor, gap: Tensor, mean_gap: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+def _speed(
+    dim: int, kappa: Tensor, gap: Tensor, mean_gap: Tensor, near: Tensor
+) -> tuple[Tensor, Tensor]:
     "d cos / d kappa at a fixed quantile, and the tail mass in units of the density."
     mass, first = _tail(dim, kappa, gap, near)
     speed = torch.where(near, 1, -1) * ((mean_gap - gap) * mass - first)
@@ -231,21 +325,28 @@ def _speed(dim: int, kappa: Tensor, gap: Tensor, mean_gap: Tensor, near: Tensor)
 
 
 def _turn_rate(dim: int, kappa: Tensor, gap: Tensor) -> Tensor:
-    "g = (d cos / d kappa) / (1 - cos^2) of samples with these gaps (n, batch); smooth and positive."
+    """g = (d cos / d kappa) / (1 - cos^2) of samples with these gaps (n, batch); smooth
+    and positive."""
     kappa = _capped(kappa)
-    mean = mean_gap(dim, kappa.double()).to(gap.dtype)  # cheaper than `_moments` for a handful of rows
+    mean = mean_gap(dim, kappa.double()).to(
+        gap.dtype
+    )  # cheaper than `_moments` for a handful of rows
     b = _contraction(dim, kappa)
     pivot, eps = 2 * b / (1 + b), torch.finfo(gap.dtype).eps
-    gap = gap.clamp(max=2 - 8 * eps).maximum(pivot * eps)  # g is flat at both poles: a step inside changes nothing
+    gap = gap.clamp(max=2 - 8 * eps).maximum(
+        pivot * eps
+    )  # g is flat at both poles: a step inside changes nothing
     rows = max(1, _CHUNK // max(1, kappa.numel()))
     pieces = [
-        _speed(dim, kappa, piece, mean, piece <= pivot)[0] / (piece * (2 - piece)) for piece in gap.split(rows)
+        _speed(dim, kappa, piece, mean, piece <= pivot)[0] / (piece * (2 - piece))
+        for piece in gap.split(rows)
     ]
     return torch.cat(pieces)
 
 # %% ../nbs/02_vmf.ipynb #ccdacbce
 class _Once(torch.autograd.Function):
-    "A first derivative, passed on as it is; a second one is refused, not silently zero."
+    """A first derivative, passed on as it is; a second one is refused, not silently
+    zero."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, *sources: Tensor) -> Tensor:
@@ -253,14 +354,19 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("samples and quantiles of VonMisesFisher are differentiable once: detach the first gradient")
+        raise RuntimeError(
+            "samples and quantiles of VonMisesFisher are differentiable once: detach "
+            "the first gradient"
+        )
 
 # %% ../nbs/02_vmf.ipynb #4ebccdee
 class _Sample(torch.autograd.Function):
     "Draws with implicit gradients: a rotation for loc, the moving quantile for kappa."
 
     @staticmethod
-    def forward(ctx: Any, loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None) -> Tensor:
+    def forward(
+        ctx: Any, loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None
+    ) -> Tensor:
         z, gap = _draw(loc, kappa, n, generator)
         point = torch.isinf(kappa)
         if bool(point.any()):
@@ -276,36 +382,61 @@ class _Sample(torch.autograd.Function):
         with torch.no_grad():
             if ctx.needs_input_grad[0]:
                 axial = torch.linalg.vecdot(grad, loc).unsqueeze(-1)
-                by_loc = ((1 - gap).unsqueeze(-1) * grad).addcmul_(axial, z, value=-1).sum(0)
+                by_loc = (
+                    ((1 - gap).unsqueeze(-1) * grad).addcmul_(axial, z, value=-1).sum(0)
+                )
             if ctx.needs_input_grad[1]:
-                along = torch.linalg.vecdot(grad, loc - z) + gap * torch.linalg.vecdot(grad, z)
+                along = torch.linalg.vecdot(grad, loc - z) + gap * torch.linalg.vecdot(
+                    grad, z
+                )
                 by_kappa = (_turn_rate(loc.shape[-1], kappa, gap) * along).sum(0)
-        first, second = (None if by is None else _Once.apply(by, grad, loc, kappa) for by in (by_loc, by_kappa))
+        first, second = (
+            None if by is None else _Once.apply(by, grad, loc, kappa)
+            for by in (by_loc, by_kappa)
+        )
         return first, second, None, None
 
 # %% ../nbs/02_vmf.ipynb #f5d39a69
-def _cosine_law(dim: int, kappa: Tensor, gap: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    "P(cos <= t), P(cos >= t), the density of the cosine at t = 1 - gap and d cos / d kappa at a fixed quantile."
+def _cosine_law(
+    dim: int, kappa: Tensor, gap: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """P(cos <= t), P(cos >= t), the density of the cosine at t = 1 - gap and d cos / d
+    kappa at a fixed quantile."""
     b = _contraction(dim, kappa)
     pivot = 2 * b / (1 + b)
     gap = gap.clamp(max=2 - 4e-16).maximum(pivot * 1e-40)
     _, total, mean_gap = _moments(dim, kappa)
     near, off = gap <= pivot, gap - pivot
     speed, mass = _speed(dim, kappa, gap, mean_gap, near)
-    log_f = (dim - 3) / 2 * (torch.log1p(off / pivot) + torch.log1p(-off / (2 - pivot))) - kappa * off
+    log_f = (dim - 3) / 2 * (
+        torch.log1p(off / pivot) + torch.log1p(-off / (2 - pivot))
+    ) - kappa * off
     density = torch.exp(log_f) / total
     tail = (mass * density).clamp(max=1)
-    return torch.where(near, 1 - tail, tail), torch.where(near, tail, 1 - tail), density, speed
+    return (
+        torch.where(near, 1 - tail, tail),
+        torch.where(near, tail, 1 - tail),
+        density,
+        speed,
+    )
 
 # %% ../nbs/02_vmf.ipynb #b4415dee
 class _CosineCDF(torch.autograd.Function):
-    "P(cos <= t), with the density and the moving quantile as its gradients; in double precision inside."
+    """P(cos <= t), with the density and the moving quantile as its gradients; in double
+    precision inside."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor, kappa: Tensor, dim: int) -> Tensor:
-        lower, _, density, speed = _cosine_law(dim, _capped(kappa.double()), 1 - t.double())
+        lower, _, density, speed = _cosine_law(
+            dim, _capped(kappa.double()), 1 - t.double()
+        )
         inside = (t > -1) & (t < 1)
-        ctx.save_for_backward(t, kappa, torch.where(inside, density, 0), torch.where(inside, -speed * density, 0))
+        ctx.save_for_backward(
+            t,
+            kappa,
+            torch.where(inside, density, 0),
+            torch.where(inside, -speed * density, 0),
+        )
         return torch.where(inside, lower, (t >= 1).double()).to(t.dtype)
 
     @staticmethod
@@ -316,38 +447,53 @@ class _CosineCDF(torch.autograd.Function):
 
 # %% ../nbs/02_vmf.ipynb #85f94a6f
 def _solve_gap(dim: int, kappa: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    "The gap with P(cos <= 1 - gap) = lower and P(cos >= 1 - gap) = upper, by safeguarded Newton steps in the logit."
+    """The gap with P(cos <= 1 - gap) = lower and P(cos >= 1 - gap) = upper, by
+    safeguarded Newton steps in the logit."""
     b = _contraction(dim, kappa)
     pivot, centre = 2 * b / (1 + b), torch.log(b)
     outer, total, _ = _moments(dim, kappa)
     near = lower > outer / total
     goal = torch.log(torch.where(near, upper, lower))
-    low, high = torch.where(near, centre - 90, centre), torch.where(near, centre, centre.clamp(min=0) + 90)
+    low, high = (
+        torch.where(near, centre - 90, centre),
+        torch.where(near, centre, centre.clamp(min=0) + 90),
+    )
     spread = 2 / torch.sqrt(pivot * (2 - pivot) * (dim - 1 + 2 * kappa * (1 - pivot)))
-    z = (centre - spread * torch.special.ndtri(lower.clamp(1e-300, 1 - 1e-16))).clamp(low, high)
+    z = (centre - spread * torch.special.ndtri(lower.clamp(1e-300, 1 - 1e-16))).clamp(
+        low, high
+    )
     for _ in range(100):
         gap = (2 * torch.sigmoid(z)).clamp(max=2 - 4e-16)
         off = gap - pivot
         mass, _ = _tail(dim, kappa, gap, near)
-        log_f = (dim - 3) / 2 * (torch.log1p(off / pivot) + torch.log1p(-off / (2 - pivot))) - kappa * off
+        log_f = (dim - 3) / 2 * (
+            torch.log1p(off / pivot) + torch.log1p(-off / (2 - pivot))
+        ) - kappa * off
         miss = torch.log(mass / total) + log_f - goal
         right = (miss > 0) == near  # the root lies to the left of z
         high, low = torch.where(right, z, high), torch.where(right, low, z)
         newton = z - miss * torch.where(near, 2, -2) * mass / (gap * (2 - gap))
-        safe = (newton > low - 1e-12) & (newton < high + 1e-12)  # the slack keeps rounding from undoing convergence
+        safe = (newton > low - 1e-12) & (
+            newton < high + 1e-12
+        )  # the slack keeps rounding from undoing convergence
         fresh = torch.where(safe, newton, (low + high) / 2)
         moved, z = (fresh - z).abs(), fresh
-        if bool((moved < torch.where(safe, 1e-9, 1e-14)).all()):  # Newton squares the error once more, halving does not
+        if bool(
+            (moved < torch.where(safe, 1e-9, 1e-14)).all()
+        ):  # Newton squares the error once more, halving does not
             break
     gap = torch.where(lower <= 0, 2.0, 2 * torch.sigmoid(z))
     return torch.where(upper <= 0, 0.0, gap)
 
 # %% ../nbs/02_vmf.ipynb #5e335017
 class _CosineICDF(torch.autograd.Function):
-    "The quantile of the cosine from both tail masses; the gradient of the first is that of the quantile level."
+    """The quantile of the cosine from both tail masses; the gradient of the first is
+    that of the quantile level."""
 
     @staticmethod
-    def forward(ctx: Any, lower: Tensor, upper: Tensor, kappa: Tensor, dim: int) -> Tensor:
+    def forward(
+        ctx: Any, lower: Tensor, upper: Tensor, kappa: Tensor, dim: int
+    ) -> Tensor:
         capped = _capped(kappa.double())
         gap = _solve_gap(dim, capped, lower.double(), upper.double())
         _, _, density, speed = _cosine_law(dim, capped, gap)
@@ -357,7 +503,9 @@ class _CosineICDF(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         lower, kappa, by_level, by_kappa = ctx.saved_tensors
-        by_level, by_kappa = (_Once.apply(by, lower, kappa) for by in (by_level, by_kappa))
+        by_level, by_kappa = (
+            _Once.apply(by, lower, kappa) for by in (by_level, by_kappa)
+        )
         return grad * by_level, None, (grad * by_kappa).to(kappa.dtype), None
 
 # %% ../nbs/02_vmf.ipynb #44ba3d32
@@ -374,38 +522,65 @@ unit_vector = _UnitVector()
 
 
 def _check_parameters(loc: Tensor, concentration: Tensor, values: bool) -> None:
-    "Raise an error that names the argument and the fix; types and shapes always, values on request."
+    """Raise an error that names the argument and the fix; types and shapes always,
+    values on request."""
     for name, value in (("loc", loc), ("concentration", concentration)):
         if value.dtype not in _CAP:
-            raise TypeError(f"{name} must be float32 or float64, not {value.dtype}: convert it with {name}.float()")
+            raise TypeError(
+                f"{name} must be float32 or float64, not {value.dtype}: convert it "
+                f"with {name}.float()"
+            )
         if not value.numel():
-            raise ValueError(f"{name} has an empty batch, shape {tuple(value.shape)}: skip it before this call")
+            raise ValueError(
+                f"{name} has an empty batch, shape {tuple(value.shape)}: skip it "
+                "before this call"
+            )
     if loc.ndim == 0 or loc.shape[-1] < 2:
-        raise ValueError(f"loc must have shape (..., D) with D at least 2, not {tuple(loc.shape)}")
+        raise ValueError(
+            f"loc must have shape (..., D) with D at least 2, not {tuple(loc.shape)}"
+        )
     try:
         torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
     except RuntimeError:
         raise ValueError(
-            f"concentration of shape {tuple(concentration.shape)} does not broadcast against the batch shape "
-            f"{tuple(loc.shape[:-1])} of loc: give it one value per row of loc, or a scalar"
+            f"concentration of shape {tuple(concentration.shape)} does not broadcast "
+            "against the batch shape "
+            f"{tuple(loc.shape[:-1])} of loc: give it one value per row of loc, or a "
+            "scalar"
         ) from None
     if values and not bool((concentration >= 0).all()):
-        raise ValueError("concentration must be non-negative and not NaN: clamp it, or map it by softplus or exp")
+        raise ValueError(
+            "concentration must be non-negative and not NaN: clamp it, or map it by "
+            "softplus or exp"
+        )
     if values and not bool(unit_vector.check(loc).all()):
-        raise ValueError("loc must hold unit vectors: use torch.nn.functional.normalize(loc, dim=-1)")
+        raise ValueError(
+            "loc must hold unit vectors: use torch.nn.functional.normalize(loc, dim=-1)"
+        )
 
 # %% ../nbs/02_vmf.ipynb #f3510ad9
 def _tensor_pair(loc: Tensor, concentration: Tensor | float) -> tuple[Tensor, Tensor]:
     "loc and concentration as tensors of one dtype."
     if not isinstance(loc, Tensor):
-        raise TypeError(f"loc must be a tensor of unit vectors, not {type(loc).__name__}: use torch.as_tensor(loc)")
+        raise TypeError(
+            f"loc must be a tensor of unit vectors, not {type(loc).__name__}: use "
+            "torch.as_tensor(loc)"
+        )
     if not isinstance(concentration, Tensor):
         try:
-            concentration = torch.as_tensor(concentration, dtype=loc.dtype, device=loc.device)
+            concentration = torch.as_tensor(
+                concentration, dtype=loc.dtype, device=loc.device
+            )
         except (TypeError, ValueError, RuntimeError) as error:
             kind = type(concentration).__name__
-            raise TypeError(f"concentration must be a number or a floating-point tensor, not {kind}") from error
-    if loc.dtype != concentration.dtype and loc.dtype in _CAP and concentration.dtype in _CAP:
+            raise TypeError(
+                f"concentration must be a number or a floating-point tensor, not {kind}"
+            ) from error
+    if (
+        loc.dtype != concentration.dtype
+        and loc.dtype in _CAP
+        and concentration.dtype in _CAP
+    ):
         loc, concentration = loc.double(), concentration.double()
     return loc, concentration
 
@@ -413,31 +588,48 @@ def _tensor_pair(loc: Tensor, concentration: Tensor | float) -> tuple[Tensor, Te
 def _check_value(value: Tensor, dim: int, batch: torch.Size) -> None:
     "Raise an error that names `value` and the fix."
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise TypeError("value must be a floating-point tensor of unit vectors: convert it with value.float()")
+        raise TypeError(
+            "value must be a floating-point tensor of unit vectors: convert it with "
+            "value.float()"
+        )
     if value.ndim == 0 or value.shape[-1] != dim:
-        raise ValueError(f"value must have shape (..., {dim}), not {tuple(value.shape)}")
+        raise ValueError(
+            f"value must have shape (..., {dim}), not {tuple(value.shape)}"
+        )
     try:
         torch.broadcast_shapes(value.shape[:-1], batch)
     except RuntimeError:
         raise ValueError(
-            f"value of shape {tuple(value.shape)} does not broadcast against the batch shape {tuple(batch)}"
+            f"value of shape {tuple(value.shape)} does not broadcast against the batch "
+            f"shape {tuple(batch)}"
         ) from None
     if not bool(unit_vector.check(value).all()):
-        raise ValueError("value must hold unit vectors: use torch.nn.functional.normalize(value, dim=-1)")
+        raise ValueError(
+            "value must hold unit vectors: use torch.nn.functional.normalize(value, "
+            "dim=-1)"
+        )
 
 # %% ../nbs/02_vmf.ipynb #f4761406
 def _like(name: str, value: Tensor | float, other: Tensor) -> Tensor:
     "`value` as a tensor beside `other`."
-    value = torch.as_tensor(value, device=other.device) if isinstance(value, Tensor) else other.new_tensor(value)
+    value = (
+        torch.as_tensor(value, device=other.device)
+        if isinstance(value, Tensor)
+        else other.new_tensor(value)
+    )
     if not value.is_floating_point():
-        raise TypeError(f"{name} must be a floating-point tensor, not {value.dtype}: convert it with {name}.float()")
+        raise TypeError(
+            f"{name} must be a floating-point tensor, not {value.dtype}: convert it "
+            f"with {name}.float()"
+        )
     if bool(value.isnan().any()):
         raise ValueError(f"{name} must not be NaN: drop those entries first")
     try:
         torch.broadcast_shapes(value.shape, other.shape)
     except RuntimeError:
         raise ValueError(
-            f"{name} of shape {tuple(value.shape)} does not broadcast against the batch shape {tuple(other.shape)}"
+            f"{name} of shape {tuple(value.shape)} does not broadcast against the "
+            f"batch shape {tuple(other.shape)}"
         ) from None
     return value
 
@@ -458,7 +650,11 @@ def _half_square(a: Tensor, b: Tensor) -> Tensor:
 def _spreads(dim: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
     "Variances along the mean direction, A'(kappa), and across it, A(kappa) / kappa."
     with torch.enable_grad():
-        k = kappa.double() if kappa.requires_grad else kappa.detach().double().requires_grad_()
+        k = (
+            kappa.double()
+            if kappa.requires_grad
+            else kappa.detach().double().requires_grad_()
+        )
         ratio = bessel_ratio(dim / 2 - 1, k)
         (along,) = torch.autograd.grad(ratio.sum(), k, create_graph=kappa.requires_grad)
     flat = k == 0
@@ -469,31 +665,46 @@ def _spreads(dim: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
 
 # %% ../nbs/02_vmf.ipynb #81e4d8e4
 class VonMisesFisher(Distribution):
-    "The von Mises-Fisher distribution on the unit sphere of R^D: density C_D(kappa) exp(kappa mu.z)."
+    """The von Mises-Fisher distribution on the unit sphere of R^D: density C_D(kappa)
+    exp(kappa mu.z)."""
 
-    arg_constraints = {"loc": unit_vector, "concentration": constraints.nonnegative}  # noqa: RUF012
+    arg_constraints = {  # noqa: RUF012
+        "loc": unit_vector,
+        "concentration": constraints.nonnegative,
+    }
     support = unit_vector
     has_rsample = True
 
     def __init__(
         self,
         loc: Tensor,  # mu, unit vectors (..., D)
-        concentration: Tensor | float,  # kappa in [0, inf], broadcast against the batch of loc
+        concentration: Tensor
+        | float,  # kappa in [0, inf], broadcast against the batch of loc
         validate_args: bool | None = None,  # None follows torch.distributions
     ) -> None:
         check = Distribution._validate_args if validate_args is None else validate_args
         loc, concentration = _tensor_pair(loc, concentration)
         _check_parameters(loc, concentration, values=check)
         batch = torch.broadcast_shapes(loc.shape[:-1], concentration.shape)
-        self.loc, self.concentration = loc.expand(batch + loc.shape[-1:]), concentration.expand(batch)
-        super().__init__(batch, loc.shape[-1:], validate_args=False)  # checked above, with messages that name the fix
+        self.loc, self.concentration = (
+            loc.expand(batch + loc.shape[-1:]),
+            concentration.expand(batch),
+        )
+        super().__init__(
+            batch, loc.shape[-1:], validate_args=False
+        )  # checked above, with messages that name the fix
         self._validate_args = check
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "VonMisesFisher":
         new = self._get_checked_instance(VonMisesFisher, _instance)
         batch = torch.Size(batch_shape)
-        new.loc, new.concentration = self.loc.expand(batch + self.event_shape), self.concentration.expand(batch)
-        super(VonMisesFisher, new).__init__(batch, self.event_shape, validate_args=False)
+        new.loc, new.concentration = (
+            self.loc.expand(batch + self.event_shape),
+            self.concentration.expand(batch),
+        )
+        super(VonMisesFisher, new).__init__(
+            batch, self.event_shape, validate_args=False
+        )
         new._validate_args = self._validate_args
         return new
 
@@ -505,7 +716,9 @@ class VonMisesFisher(Distribution):
     @property
     def mean(self) -> Tensor:
         "A_D(kappa) mu: inside the ball, not on the sphere."
-        return bessel_ratio(self.dim / 2 - 1, self.concentration).unsqueeze(-1) * self.loc
+        return (
+            bessel_ratio(self.dim / 2 - 1, self.concentration).unsqueeze(-1) * self.loc
+        )
 
     @property
     def mode(self) -> Tensor:
@@ -556,8 +769,12 @@ class VonMisesFisher(Distribution):
         "Exact draws, with unbiased gradients for loc and concentration."
         shape = self._extended_shape(torch.Size(sample_shape))
         rows, kappa = self.loc.reshape(-1, self.dim), self.concentration.reshape(-1)
-        with torch.autocast(rows.device.type, enabled=False):  # half a float's digits would leave the sphere
-            return _Sample.apply(rows, kappa, math.prod(torch.Size(sample_shape)), generator).view(shape)
+        with torch.autocast(
+            rows.device.type, enabled=False
+        ):  # half a float's digits would leave the sphere
+            return _Sample.apply(
+                rows, kappa, math.prod(torch.Size(sample_shape)), generator
+            ).view(shape)
 
     def sample(
         self,
@@ -574,7 +791,9 @@ class VonMisesFisher(Distribution):
         t: Tensor | float,  # cosines, broadcast against the batch
     ) -> Tensor:
         "P(mu.z <= t), differentiable in t and in the concentration."
-        cosine, kappa = torch.broadcast_tensors(_like("t", t, self.concentration), self.concentration)
+        cosine, kappa = torch.broadcast_tensors(
+            _like("t", t, self.concentration), self.concentration
+        )
         return _CosineCDF.apply(cosine, kappa, self.dim)
 
     @_eager
@@ -582,18 +801,29 @@ class VonMisesFisher(Distribution):
         self,
         q: Tensor | float,  # probabilities, broadcast against the batch
     ) -> Tensor:
-        "The cosine t with P(mu.z <= t) = q, differentiable in q and in the concentration."
-        lower, kappa = torch.broadcast_tensors(_probability("q", q, self.concentration), self.concentration)
-        return _CosineICDF.apply(lower.double(), 1 - lower.detach().double(), kappa, self.dim)
+        """The cosine t with P(mu.z <= t) = q, differentiable in q and in the
+        concentration."""
+        lower, kappa = torch.broadcast_tensors(
+            _probability("q", q, self.concentration), self.concentration
+        )
+        return _CosineICDF.apply(
+            lower.double(), 1 - lower.detach().double(), kappa, self.dim
+        )
 
     @_eager
     def credible_cosine(
         self,
-        level: Tensor | float,  # probability inside the cap, broadcast against the batch
+        level: Tensor
+        | float,  # probability inside the cap, broadcast against the batch
     ) -> Tensor:
-        "The t whose cap {z : mu.z >= t}, the smallest region of this probability, holds `level` of the mass."
-        upper, kappa = torch.broadcast_tensors(_probability("level", level, self.concentration), self.concentration)
-        return _CosineICDF.apply(1 - upper.double(), upper.detach().double(), kappa, self.dim)
+        """The t whose cap {z : mu.z >= t}, the smallest region of this probability,
+        holds `level` of the mass."""
+        upper, kappa = torch.broadcast_tensors(
+            _probability("level", level, self.concentration), self.concentration
+        )
+        return _CosineICDF.apply(
+            1 - upper.double(), upper.detach().double(), kappa, self.dim
+        )
 
 # %% ../nbs/02_vmf.ipynb #58415d09
 class HypersphericalUniform(Distribution):
@@ -613,14 +843,20 @@ class HypersphericalUniform(Distribution):
         if not isinstance(dim, int) or isinstance(dim, bool):
             raise TypeError(f"dim must be an integer, not {type(dim).__name__}")
         if dim < 2:
-            raise ValueError(f"dim must be at least 2, not {dim}: the sphere needs an angle")
+            raise ValueError(
+                f"dim must be at least 2, not {dim}: the sphere needs an angle"
+            )
         self._anchor = torch.empty(0, dtype=dtype, device=device)
         super().__init__(torch.Size(), torch.Size([dim]), validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "HypersphericalUniform":
+    def expand(
+        self, batch_shape: Any, _instance: Any = None
+    ) -> "HypersphericalUniform":
         new = self._get_checked_instance(HypersphericalUniform, _instance)
         new._anchor = self._anchor
-        super(HypersphericalUniform, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
+        super(HypersphericalUniform, new).__init__(
+            torch.Size(batch_shape), self.event_shape, validate_args=False
+        )
         new._validate_args = self._validate_args
         return new
 
@@ -630,7 +866,8 @@ class HypersphericalUniform(Distribution):
         return self.event_shape[0]
 
     def __repr__(self) -> str:
-        return f"HypersphericalUniform(dim: {self.dim}, batch_shape: {tuple(self.batch_shape)})"
+        shape = tuple(self.batch_shape)
+        return f"HypersphericalUniform(dim: {self.dim}, batch_shape: {shape})"
 
     @property
     def mean(self) -> Tensor:
@@ -642,13 +879,22 @@ class HypersphericalUniform(Distribution):
         "1 / D in every coordinate."
         return torch.full_like(self.mean, 1 / self.dim)
 
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+    def rsample(
+        self, sample_shape: Any = (), generator: torch.Generator | None = None
+    ) -> Tensor:
         "Directions of Gaussian vectors."
         shape = self._extended_shape(torch.Size(sample_shape))
-        noise = torch.randn(shape, generator=generator, dtype=self._anchor.dtype, device=self._anchor.device)
+        noise = torch.randn(
+            shape,
+            generator=generator,
+            dtype=self._anchor.dtype,
+            device=self._anchor.device,
+        )
         return torch.nn.functional.normalize(noise, dim=-1)
 
-    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+    def sample(
+        self, sample_shape: Any = (), generator: torch.Generator | None = None
+    ) -> Tensor:
         "Directions of Gaussian vectors."
         return self.rsample(sample_shape, generator)
 
@@ -668,29 +914,45 @@ class HypersphericalUniform(Distribution):
 def _kl_vmf_vmf(p: VonMisesFisher, q: VonMisesFisher) -> Tensor:
     "log C(kappa_p) / C(kappa_q) + A(kappa_p) (kappa_p - kappa_q mu_p.mu_q)."
     if p.dim != q.dim:
-        raise ValueError(f"p and q must live in the same dimension, not {p.dim} and {q.dim}")
+        raise ValueError(
+            f"p and q must live in the same dimension, not {p.dim} and {q.dim}"
+        )
     sharp = torch.isinf(p.concentration) | torch.isinf(q.concentration)
-    kp, kq = (torch.where(torch.isinf(x.concentration), 1, x.concentration).double() for x in (p, q))
+    kp, kq = (
+        torch.where(torch.isinf(x.concentration), 1, x.concentration).double()
+        for x in (p, q)
+    )
     apart = _half_square(p.loc, q.loc)
     gap = mean_gap(p.dim, kp)
     excess = kq * (gap + (1 - gap) * apart) - kp * gap
     value = log_peak(p.dim, kp) - log_peak(p.dim, kq) + excess
     same = torch.isinf(p.concentration) & torch.isinf(q.concentration) & (apart == 0)
-    return torch.where(sharp, torch.where(same, 0.0, math.inf), value.clamp(min=0)).to(apart.dtype)
+    return torch.where(sharp, torch.where(same, 0.0, math.inf), value.clamp(min=0)).to(
+        apart.dtype
+    )
 
 
 @register_kl(VonMisesFisher, HypersphericalUniform)
 def _kl_vmf_uniform(p: VonMisesFisher, q: HypersphericalUniform) -> Tensor:
     "The entropy of the sphere minus that of p."
     if p.dim != q.dim:
-        raise ValueError(f"p and q must live in the same dimension, not {p.dim} and {q.dim}")
-    value = float(log_sphere_area(p.dim)) - p.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape)).entropy()
+        raise ValueError(
+            f"p and q must live in the same dimension, not {p.dim} and {q.dim}"
+        )
+    value = (
+        float(log_sphere_area(p.dim))
+        - p.expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape)).entropy()
+    )
     return value.clamp(min=0)
 
 # %% ../nbs/02_vmf.ipynb #6a14e8ef
 def _mean_direction(samples: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     "The direction of the weighted mean, and the mean gap 1 - cos to it."
-    share = torch.full_like(samples[..., 0], 1 / samples.shape[-2]) if weights is None else weights
+    share = (
+        torch.full_like(samples[..., 0], 1 / samples.shape[-2])
+        if weights is None
+        else weights
+    )
     share = (share / share.sum(-1, keepdim=True)).unsqueeze(-1)
     resultant = (share * samples).sum(-2)
     length = torch.linalg.vector_norm(resultant, dim=-1, keepdim=True)
@@ -708,7 +970,9 @@ def _solve_concentration(dim: int, gap: Tensor) -> Tensor:
         slope = _spreads(dim, kappa)[0]
         miss = _moments(dim, kappa)[2] - goal
         kappa = (kappa + miss / slope).maximum(kappa / 4)
-    return kappa - (gap - goal) / _spreads(dim, kappa)[0]  # the last term is zero: it carries the gradient
+    return (
+        kappa - (gap - goal) / _spreads(dim, kappa)[0]
+    )  # the last term is zero: it carries the gradient
 
 
 def fit(
@@ -728,18 +992,39 @@ def fit(
 def _check_samples(samples: Tensor, weights: Tensor | None) -> None:
     "Raise an error that names the argument of `fit` and the fix."
     if not isinstance(samples, Tensor) or samples.dtype not in _CAP:
-        raise TypeError("samples must be a float32 or float64 tensor of unit vectors: convert it with samples.float()")
+        raise TypeError(
+            "samples must be a float32 or float64 tensor of unit vectors: convert it "
+            "with samples.float()"
+        )
     if samples.ndim < 2 or samples.shape[-1] < 2:
-        raise ValueError(f"samples must have shape (..., n, D) with D at least 2, not {tuple(samples.shape)}")
+        raise ValueError(
+            "samples must have shape (..., n, D) with D at least 2, not "
+            f"{tuple(samples.shape)}"
+        )
     if not samples.numel():
-        raise ValueError(f"samples is empty, shape {tuple(samples.shape)}: give at least one vector")
+        raise ValueError(
+            f"samples is empty, shape {tuple(samples.shape)}: give at least one vector"
+        )
     if not bool(unit_vector.check(samples).all()):
-        raise ValueError("samples must hold unit vectors: use torch.nn.functional.normalize(samples, dim=-1)")
+        raise ValueError(
+            "samples must hold unit vectors: use "
+            "torch.nn.functional.normalize(samples, dim=-1)"
+        )
     if weights is None:
         return
     if not isinstance(weights, Tensor) or not weights.is_floating_point():
-        raise TypeError("weights must be a floating-point tensor: convert it with weights.float()")
+        raise TypeError(
+            "weights must be a floating-point tensor: convert it with weights.float()"
+        )
     if weights.shape != samples.shape[:-1]:
-        raise ValueError(f"weights must have shape {tuple(samples.shape[:-1])}, not {tuple(weights.shape)}")
-    if not bool((weights >= 0).all() & (weights.sum(-1) > 0).all() & weights.isfinite().all()):
-        raise ValueError("weights must be finite and non-negative with a positive sum: drop the others")
+        raise ValueError(
+            f"weights must have shape {tuple(samples.shape[:-1])}, not "
+            f"{tuple(weights.shape)}"
+        )
+    if not bool(
+        (weights >= 0).all() & (weights.sum(-1) > 0).all() & weights.isfinite().all()
+    ):
+        raise ValueError(
+            "weights must be finite and non-negative with a positive sum: drop the "
+            "others"
+        )

@@ -1,4 +1,5 @@
-"""The benchmarks at tiny sizes: every module runs, its numbers make sense, and its records survive the ledger."""
+"""The benchmarks at tiny sizes: every module runs, its numbers make sense, and its
+records survive the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ import torch
 
 from pcl.ledger import Record, check_name, from_json, read, to_json, write
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the benchmarks are no part of the package
+sys.path.insert(
+    0, str(Path(__file__).resolve().parent.parent)
+)  # the benchmarks are no part of the package
 
 from benchmarks import (
     __main__ as command,
@@ -34,26 +37,41 @@ from benchmarks import (
 from benchmarks.record import machine, of_row, peers
 from benchmarks.timing import Bars, Row, installed, interleaved, quartiles
 
-MODULES = (bench_bessel, bench_vmf, bench_gradient, bench_kernels, bench_losses, bench_metrics)
+MODULES = (
+    bench_bessel,
+    bench_vmf,
+    bench_gradient,
+    bench_kernels,
+    bench_losses,
+    bench_metrics,
+)
 
 
 @pytest.fixture(scope="module")
 def rows() -> dict[str, list[Row]]:
-    return {module.__name__.split("_")[-1]: module.rows(quick=True) for module in MODULES}
+    return {
+        module.__name__.split("_")[-1]: module.rows(quick=True) for module in MODULES
+    }
 
 
 @pytest.mark.parametrize("name", [module.__name__.split("_")[-1] for module in MODULES])
-def test_rows_are_ratios_with_a_spread_and_round_trip(rows: dict[str, list[Row]], name: str) -> None:
+def test_rows_are_ratios_with_a_spread_and_round_trip(
+    rows: dict[str, list[Row]], name: str
+) -> None:
     where = machine()
     for row in rows[name]:
-        assert len(row.ratios) >= 2 and all(r > 0 and math.isfinite(r) for r in row.ratios)
+        assert len(row.ratios) >= 2 and all(
+            r > 0 and math.isfinite(r) for r in row.ratios
+        )
         low, high = row.quartiles
         assert min(row.ratios) <= low <= high <= max(row.ratios)
         assert min(row.ratios) <= row.ratio <= max(row.ratios)
         record = of_row(row, where)
         assert from_json(to_json(record)) == record
         assert set(record.metrics) == {"ratio"} and record.experiment == "benchmarks"
-        assert record.config["peer"] == row.peer and record.curve["ours"] == list(row.ours)
+        assert record.config["peer"] == row.peer and record.curve["ours"] == list(
+            row.ours
+        )
 
 
 def test_every_row_has_a_name_of_its_own(rows: dict[str, list[Row]]) -> None:
@@ -64,15 +82,28 @@ def test_every_row_has_a_name_of_its_own(rows: dict[str, list[Row]]) -> None:
 
 def test_every_peer_that_was_asked_for_is_there(rows: dict[str, list[Row]]) -> None:
     peers = " | ".join(row.peer for some in rows.values() for row in some)
-    for name in ("scipy.special.ive", "scipy.stats.vonmises_fisher", "classic rejection loop", "transcribed MCInfoNCE",
-                 "scipy.stats.spearmanr", "Monte Carlo"):
+    for name in (
+        "scipy.special.ive",
+        "scipy.stats.vonmises_fisher",
+        "classic rejection loop",
+        "transcribed MCInfoNCE",
+        "scipy.stats.spearmanr",
+        "Monte Carlo",
+    ):
         assert name in peers
-    for module, name in (("mpmath", "mpmath"), ("power_spherical", "power_spherical"), ("sklearn", "scikit-learn"),
-                         ("faiss", "faiss"), ("tensorflow_probability", "tensorflow-probability")):
+    for module, name in (
+        ("mpmath", "mpmath"),
+        ("power_spherical", "power_spherical"),
+        ("sklearn", "scikit-learn"),
+        ("faiss", "faiss"),
+        ("tensorflow_probability", "tensorflow-probability"),
+    ):
         assert (installed(module) is not None) == (name in peers)
 
 
-def test_the_slope_of_our_sampler_is_unbiased_and_that_of_the_classic_loop_is_not() -> None:
+def test_the_slope_of_our_sampler_is_unbiased_and_that_of_the_classic_loop_is_not() -> (
+    None
+):
     torch.manual_seed(0)
     for dim, kappa, missing in ((5, 2.0, 0.13), (10, 20.0, 0.022)):
         exact = bench_gradient.exact_slope(dim, kappa)
@@ -93,7 +124,9 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert row.quartiles == (1.5, 2.5)
     slope = Row("b", "task", "exact", [0.9, 1.1], [1.0, 1.0], bar=0.05, kind="slope")
     assert slope.ratio == pytest.approx(1.0) and slope.met
-    assert Row("c", "task", "floor", [1.0], [2.0], None).met is None and quartiles([3.0]) == (3.0, 3.0)
+    assert Row("c", "task", "floor", [1.0], [2.0], None).met is None and quartiles(
+        [3.0]
+    ) == (3.0, 3.0)
 
 
 def test_calls_take_turns_at_going_first() -> None:
@@ -107,18 +140,32 @@ def test_calls_take_turns_at_going_first() -> None:
 def test_a_peer_that_is_not_installed_is_left_out() -> None:
     assert installed("no_such_peer") is None
     bars = Bars("slug", "task", "group", {"there": ("a", 1.0), "absent": ("b", 1.0)})
-    assert [row.slug for row in bars.rows({"ours": [1.0], "there": [2.0]})] == ["slug.there"]
+    assert [row.slug for row in bars.rows({"ours": [1.0], "there": [2.0]})] == [
+        "slug.there"
+    ]
 
 
 def known(memory: Sequence[float]) -> growth.Curve:
     n = (1, 2, 4, 8, 16, 32)
-    return growth.Curve(growth.BASES["mcinfonce"], "B", n, [v**2.0 for v in n], n, n, memory, memory, memory)
+    return growth.Curve(
+        growth.BASES["mcinfonce"],
+        "B",
+        n,
+        [v**2.0 for v in n],
+        n,
+        n,
+        memory,
+        memory,
+        memory,
+    )
 
 
 def test_exponents_of_known_curves() -> None:
     curve = known([4.0, 4.0, 4.0, 8.0, 16.0, 32.0])
     assert curve.exponent(curve.seconds) == pytest.approx((2, 0), abs=1e-9)
-    assert curve.exponent(curve.memory) == pytest.approx((1, 0), abs=1e-9)  # the largest sizes only
+    assert curve.exponent(curve.memory) == pytest.approx(
+        (1, 0), abs=1e-9
+    )  # the largest sizes only
 
 
 def test_the_error_of_an_exponent_is_that_of_least_squares() -> None:
@@ -130,51 +177,85 @@ def test_the_error_of_an_exponent_is_that_of_least_squares() -> None:
 def test_what_was_not_seen_does_not_enter_the_fit() -> None:
     curve = known([0.0, 0.0, 0.0, 8.0, 16.0, 32.0])
     assert curve.exponent(curve.memory) == pytest.approx((1, 0), abs=1e-9)
-    assert known([0.0, 0.0, 0.0, 0.0, 16.0, 32.0]).exponent([0.0, 0.0, 0.0, 0.0, 16.0, 32.0]) == (pytest.approx(1), None)
+    assert known([0.0, 0.0, 0.0, 0.0, 16.0, 32.0]).exponent(
+        [0.0, 0.0, 0.0, 0.0, 16.0, 32.0]
+    ) == (pytest.approx(1), None)
 
 
 def test_memory_is_that_of_the_step() -> None:
-    _, small = growth.measure(growth.Size("mcinfonce", B=32, D=8, K=4, M=4), torch.get_num_threads(), 1)
-    times, large = growth.measure(growth.Size("mcinfonce", B=256, D=8, K=128, M=32), torch.get_num_threads(), 1)
+    _, small = growth.measure(
+        growth.Size("mcinfonce", B=32, D=8, K=4, M=4), torch.get_num_threads(), 1
+    )
+    times, large = growth.measure(
+        growth.Size("mcinfonce", B=256, D=8, K=128, M=32), torch.get_num_threads(), 1
+    )
     draws = 2 * 4 * 256 * 128 * 33  # two float32 numbers of each draw must be held
     assert draws < large < 100 * draws and small < large and len(times) == 1
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only there freed memory can be given back before the step")
+@pytest.mark.skipif(
+    sys.platform != "linux",
+    reason="only there freed memory can be given back before the step",
+)
 def test_the_memory_of_a_small_step_is_seen() -> None:
-    """It fits into what the warm-up freed, so it is seen only after that was given back."""
+    """It fits into what the warm-up freed, so it is seen only after that was given
+    back."""
     with mp.get_context("forkserver").Pool(1, maxtasksperchild=1) as pool:
-        _, found = pool.apply(growth.measure, (growth.Size("exact_infonce", B=64, K=0, M=0), 1, 1))
+        _, found = pool.apply(
+            growth.measure, (growth.Size("exact_infonce", B=64, K=0, M=0), 1, 1)
+        )
     assert found > 4 * 64 * 64  # one matrix of float32 scores at the very least
 
 
-def test_growth_and_roofline_make_records(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_growth_and_roofline_make_records(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     where = machine()
-    made: list[Record] = [*command.curves(where, True, "smoke"), *command.roofs(where, True, "smoke")]
+    made: list[Record] = [
+        *command.curves(where, True, "smoke"),
+        *command.roofs(where, True, "smoke"),
+    ]
     for record in made:
         write(record, tmp_path)
-    assert {r.key for r in read(tmp_path)} == {r.key for r in made} and not read(tmp_path).problems
+    assert {r.key for r in read(tmp_path)} == {r.key for r in made} and not read(
+        tmp_path
+    ).problems
     exponents = [r for r in made if r.experiment == "growth"]
     assert {r.row for r in exponents} == {"mcinfonce.B", "exact_infonce.M"}
     for r in exponents:
         assert min(r.curve["seconds"]) > 0 and min(r.curve["bytes"]) > 0
-        least, found, most = (np.array(r.curve[name]) for name in ("bytes_low", "bytes", "bytes_high"))
+        least, found, most = (
+            np.array(r.curve[name]) for name in ("bytes_low", "bytes", "bytes_high")
+        )
         assert (least <= found).all() and (found <= most).all()
     for r in made:
         if r.experiment == "roofline" and r.row != "machine":
-            assert r.metrics["fraction"] == max(r.config["bandwidth_fraction"], r.config["flops_fraction"]) > 0
+            assert (
+                r.metrics["fraction"]
+                == max(r.config["bandwidth_fraction"], r.config["flops_fraction"])
+                > 0
+            )
             assert r.config["counted"]
     assert "GB/s" in capsys.readouterr().out
 
 
-def test_the_run_names_the_peers_it_had_and_those_it_lacked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.record.PEERS", {"scipy": "scipy", "no_such_peer": "no-such-peer", "pytest": "no-such-name"})
+def test_the_run_names_the_peers_it_had_and_those_it_lacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "benchmarks.record.PEERS",
+        {"scipy": "scipy", "no_such_peer": "no-such-peer", "pytest": "no-such-name"},
+    )
     found = peers()
-    assert found["peers"] == f"scipy {scipy.__version__}, no-such-name of unknown version" and found["absent"] == "no-such-peer"
+    assert (
+        found["peers"] == f"scipy {scipy.__version__}, no-such-name of unknown version"
+        and found["absent"] == "no-such-peer"
+    )
 
 
 def test_the_table_is_counted_as_it_is_evaluated() -> None:
-    # one multiplication and addition per degree and rank at least, for the value and each of three slopes
+    # one multiplication and addition per degree and rank at least, for the value and
+    # each of three slopes
     degrees_times_rank = 8 * 4
     assert roofline.table_flops(10) > 3 * degrees_times_rank
     with pytest.raises(ValueError, match="no table"):

@@ -14,30 +14,46 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed; make test installs it")
+webdriver = pytest.importorskip(
+    "selenium.webdriver", reason="selenium is not installed; make test installs it"
+)
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 HTML = ROOT / "_build" / "html"
-CHROMIUM = next((p for n in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(n))), None)
+CHROMIUM = next(
+    (
+        p
+        for n in ("chromium", "chromium-browser", "google-chrome")
+        if (p := shutil.which(n))
+    ),
+    None,
+)
 DRIVER = shutil.which("chromedriver")
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 
 pytestmark = [
     pytest.mark.skipif(
-        CHROMIUM is None or DRIVER is None, reason="no Chromium with its driver: apt install chromium chromium-driver"
+        CHROMIUM is None or DRIVER is None,
+        reason="no Chromium with its driver: apt install chromium chromium-driver",
     ),
-    pytest.mark.skipif(not (HTML / "index.html").exists(), reason="the book is not built: make book"),
+    pytest.mark.skipif(
+        not (HTML / "index.html").exists(), reason="the book is not built: make book"
+    ),
 ]
 
 
 def pages() -> list[str]:
     """Every page the table of contents lists, and those of the reference, as a path under the built book."""
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
-    chapters = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
-    generated = [f"reference/{page.stem}" for page in sorted((HTML / "reference").glob("*.html"))]
+    chapters = [
+        chapter["file"] for part in toc["parts"] for chapter in part["chapters"]
+    ]
+    generated = [
+        f"reference/{page.stem}" for page in sorted((HTML / "reference").glob("*.html"))
+    ]
     return [f"{name}.html" for name in [toc["root"], *chapters, *generated]]
 
 
@@ -52,7 +68,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
         "--disable-background-networking", "--disable-component-update", f"--user-data-dir={profile}",
     ):  # fmt: skip
         options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.set_capability(
+        "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
+    )
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     driver.set_page_load_timeout(60)
     yield driver
@@ -67,7 +85,9 @@ def site() -> Iterator[str]:
         def log_message(self, *args: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=HTML))
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(Quiet, directory=HTML)
+    )
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -79,24 +99,41 @@ def open_page(browser: webdriver.Chrome, url: str) -> None:
     browser.get_log("browser"), browser.get_log("performance")
     browser.get(url)
     done = "return !window.MathJax || !MathJax.startup || !MathJax.startup.promise || window.pclTypeset === true"
-    browser.execute_script("window.MathJax?.startup?.promise?.then(() => { window.pclTypeset = true; })")
+    browser.execute_script(
+        "window.MathJax?.startup?.promise?.then(() => { window.pclTypeset = true; })"
+    )
     WebDriverWait(browser, 60).until(lambda b: b.execute_script(done))
 
 
 def requests(browser: webdriver.Chrome) -> list[str]:
     """The addresses the page asked for, data and blob URLs left out."""
-    events = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
-    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    return [u for u in urls if urlsplit(u).scheme not in ("data", "blob", "about", "chrome")]
+    events = (
+        json.loads(entry["message"])["message"]
+        for entry in browser.get_log("performance")
+    )
+    urls = [
+        e["params"]["request"]["url"]
+        for e in events
+        if e["method"] == "Network.requestWillBeSent"
+    ]
+    return [
+        u for u in urls if urlsplit(u).scheme not in ("data", "blob", "about", "chrome")
+    ]
 
 
 def console_errors(browser: webdriver.Chrome) -> list[str]:
     """What the page's console calls an error."""
-    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
+    return [
+        entry["message"]
+        for entry in browser.get_log("browser")
+        if entry["level"] == "SEVERE"
+    ]
 
 
 @pytest.mark.parametrize("page", pages())
-def test_page_from_disk_asks_nobody_and_complains_of_nothing(browser: webdriver.Chrome, page: str) -> None:
+def test_page_from_disk_asks_nobody_and_complains_of_nothing(
+    browser: webdriver.Chrome, page: str
+) -> None:
     open_page(browser, (HTML / page).as_uri())
     foreign = [u for u in requests(browser) if not u.startswith(HTML.as_uri())]
     assert foreign == []
@@ -104,7 +141,9 @@ def test_page_from_disk_asks_nobody_and_complains_of_nothing(browser: webdriver.
 
 
 @pytest.mark.parametrize("page", pages())
-def test_page_served_is_typeset_described_and_fits_a_phone(browser: webdriver.Chrome, site: str, page: str) -> None:
+def test_page_served_is_typeset_described_and_fits_a_phone(
+    browser: webdriver.Chrome, site: str, page: str
+) -> None:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     try:
         open_page(browser, f"{site}/{page}")
@@ -113,7 +152,12 @@ def test_page_served_is_typeset_described_and_fits_a_phone(browser: webdriver.Ch
         untypeset = """return [...document.querySelectorAll('.math')].filter(m => !m.querySelector('mjx-container'))
                         .map(m => m.textContent)"""
         assert browser.execute_script(untypeset) == []
-        assert browser.execute_script("return document.querySelectorAll('mjx-merror, [data-mjx-error]').length") == 0
+        assert (
+            browser.execute_script(
+                "return document.querySelectorAll('mjx-merror, [data-mjx-error]').length"
+            )
+            == 0
+        )
         # Raw TeX in running text (code may contain it): delimiters or environments that the parser did not take.
         raw = r"""const a = document.querySelector('article').cloneNode(true);
                   a.querySelectorAll('pre, code, .math, mjx-container, script, style').forEach(e => e.remove());
@@ -135,34 +179,52 @@ def test_no_directive_shows_on_any_page() -> None:
         assert "#| " not in (HTML / page).read_text(), page
 
 
-@pytest.mark.parametrize("page", [p for p in pages() if (HTML.parent.parent / p).with_suffix(".ipynb").exists()])
-def test_chapter_offers_its_notebook_and_names_its_switch(browser: webdriver.Chrome, page: str) -> None:
+@pytest.mark.parametrize(
+    "page",
+    [p for p in pages() if (HTML.parent.parent / p).with_suffix(".ipynb").exists()],
+)
+def test_chapter_offers_its_notebook_and_names_its_switch(
+    browser: webdriver.Chrome, page: str
+) -> None:
     open_page(browser, (HTML / page).as_uri())
     link = browser.find_element(By.CSS_SELECTOR, ".pcl-run a.download")
     target = Path(urlsplit(link.get_attribute("href")).path.replace("%20", " "))
     assert json.loads(target.read_text())["nbformat"] == 4
     note = browser.find_element(By.CSS_SELECTOR, ".pcl-run").text
-    assert ("PCL_RERUN" in note) == ("results_of(" in target.read_text()), "the switch is named where it does something"
+    assert ("PCL_RERUN" in note) == ("results_of(" in target.read_text()), (
+        "the switch is named where it does something"
+    )
 
 
 def test_search_finds_the_loss_chapter(browser: webdriver.Chrome, site: str) -> None:
     open_page(browser, f"{site}/search.html?q=MCInfoNCE")
-    WebDriverWait(browser, 30).until(lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li a"))
-    found = [a.get_attribute("href") for a in browser.find_elements(By.CSS_SELECTOR, "#search-results li a")]
+    WebDriverWait(browser, 30).until(
+        lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li a")
+    )
+    found = [
+        a.get_attribute("href")
+        for a in browser.find_elements(By.CSS_SELECTOR, "#search-results li a")
+    ]
     assert any("16_losses" in href for href in found), found
 
 
 @pytest.mark.parametrize("page", ["nbs/02_vmf.html", "nbs/92_plots.html"])
-def test_slider_moves_the_sphere_by_keyboard_and_by_mouse(browser: webdriver.Chrome, page: str) -> None:
+def test_slider_moves_the_sphere_by_keyboard_and_by_mouse(
+    browser: webdriver.Chrome, page: str
+) -> None:
     open_page(browser, (HTML / page).as_uri())
     slider = browser.find_element(By.CSS_SELECTOR, ".pcl-sphere input[type=range]")
     state = """const f = document.querySelector('.pcl-sphere');
                return [f.querySelector('output').textContent, f.querySelector('canvas').toDataURL()]"""
-    browser.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", slider)
+    browser.execute_script(
+        "arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", slider
+    )
     before = browser.execute_script(state)
     slider.send_keys(Keys.ARROW_LEFT * 5)
     by_key = browser.execute_script(state)
-    webdriver.ActionChains(browser).click_and_hold(slider).move_by_offset(-60, 0).release().perform()
+    webdriver.ActionChains(browser).click_and_hold(slider).move_by_offset(
+        -60, 0
+    ).release().perform()
     by_mouse = browser.execute_script(state)
     assert float(by_key[0]) < float(before[0])
     assert len({picture for _, picture in (before, by_key, by_mouse)}) == 3

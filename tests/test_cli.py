@@ -55,8 +55,19 @@ def test_unknown_names_get_the_nearest_match_and_exit_code_2(
     assert not own_ledger.exists()
 
 
-def test_run_records_and_a_second_run_finds_it_done(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "sampler", "--row", "D=10_kappa=20", "--preset", "smoke", "--seeds", "1-2"]
+def test_run_records_and_a_second_run_finds_it_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "run",
+        "sampler",
+        "--row",
+        "D=10_kappa=20",
+        "--preset",
+        "smoke",
+        "--seeds",
+        "1-2",
+    ]
     assert main(words) == 0
     assert "2 runs recorded" in capsys.readouterr().out
     assert main(words) == 0
@@ -71,29 +82,48 @@ def test_every_row_of_every_experiment_runs_at_smoke(name: str) -> None:
     records = [run_job(job) for job in todo]
     assert [record.key for record in records] == [job.key for job in todo]
     assert all(record.metrics and record.seconds < 60 for record in records)
-    assert run_job(todo[0]).metrics == records[0].metrics, "the same seed must give the same numbers"
+    assert run_job(todo[0]).metrics == records[0].metrics, (
+        "the same seed must give the same numbers"
+    )
 
 
 def test_every_experiment_has_every_preset() -> None:
     assert all(tuple(e.presets) == PRESETS for e in EXPERIMENTS.values())
 
 
-def test_report_speaks_to_people_and_to_machines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_speaks_to_people_and_to_machines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["report"]) == 0
     assert "not yet run" in capsys.readouterr().out
     assert main(["report", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {"experiment", "row", "preset", "metric", "paper", "ours", "spread", "seeds", "seconds", "verdict"} <= set(
-        rows[0]
-    )
+    assert {
+        "experiment",
+        "row",
+        "preset",
+        "metric",
+        "paper",
+        "ours",
+        "spread",
+        "seeds",
+        "seconds",
+        "verdict",
+    } <= set(rows[0])
 
 
-def test_report_can_be_asked_for_one_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_can_be_asked_for_one_experiment(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["report", "table1", "--json"]) == 0
-    assert {row["experiment"] for row in json.loads(capsys.readouterr().out)} == {"table1"}
+    assert {row["experiment"] for row in json.loads(capsys.readouterr().out)} == {
+        "table1"
+    }
 
 
-def test_report_skips_a_broken_file_and_says_so(capsys: pytest.CaptureFixture[str], own_ledger: Path) -> None:
+def test_report_skips_a_broken_file_and_says_so(
+    capsys: pytest.CaptureFixture[str], own_ledger: Path
+) -> None:
     (own_ledger / "table1").mkdir(parents=True)
     (own_ledger / "table1" / "half.json").write_text('{"experiment": "tab')
     assert main(["report"]) == 0
@@ -107,7 +137,9 @@ def test_doctor_reports_data_found_missing_and_corrupt(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    assert "cifar10h-probs.npy: missing" in said and "threads" in said and "device" in said
+    assert (
+        "cifar10h-probs.npy: missing" in said and "threads" in said and "device" in said
+    )
     (tmp_path / "cifar10h-probs.npy").write_bytes(b"not the labels")
     assert find_data("cifar10h-probs.npy", [tmp_path]).startswith("CORRUPT")
 
@@ -139,7 +171,17 @@ def test_an_unknown_row_says_which_was_meant() -> None:
 
 
 def test_an_interrupted_run_continues_where_it_was(own_ledger: Path) -> None:
-    words = [sys.executable, "-m", "pcl.cli", "run", "sampler", "--preset", "cpu", "--seeds", "1-3"]
+    words = [
+        sys.executable,
+        "-m",
+        "pcl.cli",
+        "run",
+        "sampler",
+        "--preset",
+        "cpu",
+        "--seeds",
+        "1-3",
+    ]
     env = os.environ | {"PCL_RESULTS": str(own_ledger)}
     process = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -148,7 +190,9 @@ def test_an_interrupted_run_continues_where_it_was(own_ledger: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     done = len(ledger.read().records)
-    said = subprocess.run(words, env=env, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        words, env=env, capture_output=True, text=True, check=True
+    ).stdout
     counted = re.search(r"(\d+) runs recorded in .*, (\d+) were there already", said)
     assert counted and int(counted[2]) == done >= 1 and int(counted[1]) + done == 24
     assert not [p for p in ledger.read().problems if not p.path.name.startswith(".")]
@@ -156,5 +200,7 @@ def test_an_interrupted_run_continues_where_it_was(own_ledger: Path) -> None:
 
 def test_a_reader_who_leaves_early_is_no_error() -> None:
     words = f"{sys.executable!r} -m pcl.cli report --json | head -n 1"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True
+    )
     assert done.returncode == 0 and done.stderr == ""

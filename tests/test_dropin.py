@@ -1,4 +1,5 @@
-"""The losses inside other people's loops: plain PyTorch, Lightning, and beside pytorch-metric-learning."""
+"""The losses inside other people's loops: plain PyTorch, Lightning, and beside
+pytorch-metric-learning."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def pairs(n: int = 192) -> TensorDataset:
 
 
 def first_and_last(values: list[float]) -> tuple[float, float]:
-    """Means over the first and the last quarter: single values of a sampled loss are noisy."""
+    """Means over the first and the last quarter: single values of a sampled loss are
+    noisy."""
     quarter = len(values) // 4
     return sum(values[:quarter]) / quarter, sum(values[-quarter:]) / quarter
 
@@ -41,13 +43,18 @@ def first_and_last(values: list[float]) -> tuple[float, float]:
 def test_in_a_plain_loop() -> None:
     """Nothing but torch: a module, an optimiser, a data loader."""
     torch.manual_seed(0)
-    net, loss = nn.Linear(FEATURES, DIM + 1), MCInfoNCE(kappa_pos=20.0, n_samples=16, learn_kappa_pos=True)
+    net, loss = (
+        nn.Linear(FEATURES, DIM + 1),
+        MCInfoNCE(kappa_pos=20.0, n_samples=16, learn_kappa_pos=True),
+    )
     optimizer = torch.optim.Adam([*net.parameters(), *loss.parameters()], lr=1e-2)
     seen = []
     for _ in range(8):
         for x, x_pos in DataLoader(pairs(), batch_size=32, shuffle=True):
             q, q_pos = (
-                VonMisesFisher(nn.functional.normalize(out[:, :DIM], dim=-1), 1 + out[:, DIM].exp())
+                VonMisesFisher(
+                    nn.functional.normalize(out[:, :DIM], dim=-1), 1 + out[:, DIM].exp()
+                )
                 for out in (net(x), net(x_pos))
             )
             value = loss(q, q_pos)
@@ -57,20 +64,32 @@ def test_in_a_plain_loop() -> None:
             seen.append(value.item())
     start, end = first_and_last(seen)
     assert end < start - 0.3
-    assert loss.kappa_pos.item() != 20.0, "the loss's own parameter learns with the rest"
+    assert loss.kappa_pos.item() != 20.0, (
+        "the loss's own parameter learns with the rest"
+    )
     assert f"kappa_pos={loss.kappa_pos.item():g}" in repr(loss)
     copy = MCInfoNCE(kappa_pos=1.0, n_samples=16, learn_kappa_pos=True)
     copy.load_state_dict(loss.state_dict())
-    assert copy.kappa_pos.equal(loss.kappa_pos), "and is saved and loaded like any other"
+    assert copy.kappa_pos.equal(loss.kappa_pos), (
+        "and is saved and loaded like any other"
+    )
 
 
-# --- Lightning -------------------------------------------------------------------------------------------------------
+# --- Lightning
+# -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*isinstance.treespec.*")
+@pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*isinstance.treespec.*"
+)
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_in_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
-    lightning = pytest.importorskip("pytorch_lightning", reason="Lightning is not installed: pip install -e '.[dev]'")
+def test_in_lightning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    lightning = pytest.importorskip(
+        "pytorch_lightning",
+        reason="Lightning is not installed: pip install -e '.[dev]'",
+    )
 
     class Model(lightning.LightningModule):
         def __init__(self) -> None:
@@ -100,11 +119,14 @@ def test_in_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision
     trainer.fit(model, DataLoader(pairs(), batch_size=32, shuffle=True))
     start, end = first_and_last(model.seen)
     assert trainer.global_step == 48 == len(model.seen) and end < start - 0.3
-    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "every weight learns"
+    assert not any(
+        torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)
+    ), "every weight learns"
     assert list(tmp_path.iterdir()) == [], "nothing is left on the disk"
 
 
-# --- pytorch-metric-learning -----------------------------------------------------------------------------------------
+# --- pytorch-metric-learning
+# -----------------------------------------------------------------------------------------
 
 
 def row(q: VonMisesFisher, index: Tensor) -> VonMisesFisher:
@@ -114,25 +136,40 @@ def row(q: VonMisesFisher, index: Tensor) -> VonMisesFisher:
 
 def metric_learning(part: str):
     name = f"pytorch_metric_learning.{part}"
-    return pytest.importorskip(name, reason="pytorch-metric-learning is not installed: pip install -e '.[dev]'")
+    return pytest.importorskip(
+        name, reason="pytorch-metric-learning is not installed: pip install -e '.[dev]'"
+    )
 
 
 def test_with_a_sampler_of_metric_learning() -> None:
-    """MPerClassSampler with m = 2 puts the two members of a pair next to each other: even rows, odd rows."""
+    """MPerClassSampler with m = 2 puts the two members of a pair next to each other:
+    even rows, odd rows."""
     samplers = metric_learning("samplers")
     x, labels = labelled()
-    sampler = samplers.MPerClassSampler(labels, m=2, batch_size=2 * CLASSES, length_before_new_iter=len(x))
-    loader = DataLoader(TensorDataset(x, labels), batch_size=2 * CLASSES, sampler=sampler)
+    sampler = samplers.MPerClassSampler(
+        labels, m=2, batch_size=2 * CLASSES, length_before_new_iter=len(x)
+    )
+    loader = DataLoader(
+        TensorDataset(x, labels), batch_size=2 * CLASSES, sampler=sampler
+    )
     torch.manual_seed(0)
-    encoder, loss = mlp_encoder(FEATURES, DIM, [16], shared=True), MCInfoNCE(kappa_pos=20.0, n_samples=16)
+    encoder, loss = (
+        mlp_encoder(FEATURES, DIM, [16], shared=True),
+        MCInfoNCE(kappa_pos=20.0, n_samples=16),
+    )
     optimizer = torch.optim.Adam(encoder.parameters(), lr=1e-2)
     seen = []
     for _ in range(4):
         for batch, classes in loader:
-            assert classes[::2].equal(classes[1::2]) and len(set(classes[::2].tolist())) == CLASSES
+            assert (
+                classes[::2].equal(classes[1::2])
+                and len(set(classes[::2].tolist())) == CLASSES
+            )
             q = encoder(batch)
             even = torch.arange(0, len(batch), 2)
-            value = loss(row(q, even), row(q, even + 1))  # negatives: the pairs of all other classes
+            value = loss(
+                row(q, even), row(q, even + 1)
+            )  # negatives: the pairs of all other classes
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
@@ -141,24 +178,32 @@ def test_with_a_sampler_of_metric_learning() -> None:
     assert end < start - 0.3
 
 
-@pytest.mark.parametrize("make", [lambda: MCInfoNCE(20.0, 16), lambda: ExactInfoNCE(20.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: MCInfoNCE(20.0, 16), lambda: ExactInfoNCE(20.0)]
+)
 def test_with_triplets_of_a_miner(make) -> None:
-    """A triplet miner's (anchors, positives, negatives) are the rows of q, q_pos and q_neg, one negative each."""
+    """A triplet miner's (anchors, positives, negatives) are the rows of q, q_pos and
+    q_neg, one negative each."""
     miners = metric_learning("miners")
     x, labels = labelled(48)
     torch.manual_seed(0)
     encoder = mlp_encoder(FEATURES, DIM, [16], shared=True)
     q = encoder(x)
-    anchors, positives, negatives = miners.TripletMarginMiner(margin=0.2, type_of_triplets="all")(q.loc, labels)
+    anchors, positives, negatives = miners.TripletMarginMiner(
+        margin=0.2, type_of_triplets="all"
+    )(q.loc, labels)
     assert len(anchors) > 48 and labels[anchors].equal(labels[positives])
     assert (labels[anchors] != labels[negatives]).all()
     value = make()(row(q, anchors), row(q, positives), row(q, negatives[:, None]))
     value.backward()
-    assert value.isfinite() and all(p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters())
+    assert value.isfinite() and all(
+        p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters()
+    )
 
 
 def test_with_pairs_of_a_miner() -> None:
-    """A pair miner's two lists: each positive pair gets the negatives that were mined for its anchor."""
+    """A pair miner's two lists: each positive pair gets the negatives that were mined
+    for its anchor."""
     miners = metric_learning("miners")
     x, labels = labelled(36)
     torch.manual_seed(0)
@@ -170,11 +215,21 @@ def test_with_pairs_of_a_miner() -> None:
     for anchor in anchors.unique().tolist():
         own, others = positives[anchors == anchor], negatives[anchors_neg == anchor]
         if len(others):
-            total = total + loss(row(q, torch.full_like(own, anchor)), row(q, own), row(q, others[None]))
+            total = total + loss(
+                row(q, torch.full_like(own, anchor)), row(q, own), row(q, others[None])
+            )
             rows += len(own)
     assert rows > 0
     total.backward()
     one = anchors[0]
-    by_hand = loss(row(q, one[None]), row(q, positives[:1]), row(q, negatives[anchors_neg == one][None]))
-    repeated = loss(row(q, one.repeat(3)), row(q, positives[:1].repeat(3)), row(q, negatives[anchors_neg == one][None]))
+    by_hand = loss(
+        row(q, one[None]),
+        row(q, positives[:1]),
+        row(q, negatives[anchors_neg == one][None]),
+    )
+    repeated = loss(
+        row(q, one.repeat(3)),
+        row(q, positives[:1].repeat(3)),
+        row(q, negatives[anchors_neg == one][None]),
+    )
     torch.testing.assert_close(repeated, 3 * by_hand, rtol=1e-5, atol=1e-5)

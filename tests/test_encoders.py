@@ -15,7 +15,9 @@ def test_posteriors_are_valid_and_differentiable(shared: bool) -> None:
     q = encoder(torch.randn(3, 5, 6))
     assert q.batch_shape == (3, 5)
     (q.loc[..., 0].sum() + q.concentration.sum()).backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters())
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters()
+    )
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -23,7 +25,10 @@ def test_shared_means_shared(shared: bool) -> None:
     encoder = mlp_encoder(6, 4, [16, 16], shared)
     encoder(torch.randn(5, 6)).concentration.sum().backward()
     body = encoder.backbone if shared else encoder.mu_net
-    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in body.parameters()) == shared
+    assert (
+        any(p.grad is not None and p.grad.abs().sum() > 0 for p in body.parameters())
+        == shared
+    )
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -34,7 +39,9 @@ def test_range_is_set_exactly_and_the_order_kept(shared: bool) -> None:
     before = encoder(x).concentration
     set_kappa_range(encoder, x, 64.0, 128.0)
     after = encoder(x).concentration
-    assert after.min().item() == pytest.approx(64, rel=1e-4) and after.max().item() == pytest.approx(128, rel=1e-4)
+    assert after.min().item() == pytest.approx(
+        64, rel=1e-4
+    ) and after.max().item() == pytest.approx(128, rel=1e-4)
     settled = before.argsort()
     assert (after[settled].diff() > -1e-3).all()
 
@@ -46,7 +53,10 @@ def test_a_runaway_kappa_stays_finite() -> None:
     assert q.concentration.max() <= 1.0001e6
 
 
-@pytest.mark.parametrize("low, high", [(1.0, 2.0), (5.0, 5.0), (5.0, 4.0), (2.0, float("inf")), (float("nan"), 3.0)])
+@pytest.mark.parametrize(
+    "low, high",
+    [(1.0, 2.0), (5.0, 5.0), (5.0, 4.0), (2.0, float("inf")), (float("nan"), 3.0)],
+)
 def test_an_impossible_range_is_refused(low: float, high: float) -> None:
     with pytest.raises(ValueError, match="low and high"):
         set_kappa_range(mlp_encoder(3, 2, [4]), torch.randn(10, 3), low, high)

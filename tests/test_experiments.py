@@ -25,7 +25,9 @@ from pcl.experiments import (
 )
 from pcl.ledger import read
 
-TRAINED = [name for name, e in EXPERIMENTS.items() if "world" in next(iter(e.rows.values()))]
+TRAINED = [
+    name for name, e in EXPERIMENTS.items() if "world" in next(iter(e.rows.values()))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,14 @@ def own_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-FEW = {"steps": 2, "batch_size": 16, "n_samples": 4, "n_eval": 64, "n_paired": 32, "smoothing_steps": 20}
+FEW = {
+    "steps": 2,
+    "batch_size": 16,
+    "n_samples": 4,
+    "n_eval": 64,
+    "n_paired": 32,
+    "smoothing_steps": 20,
+}
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -43,19 +52,42 @@ def test_the_papers_preset_still_runs(name):
     for row, own in EXPERIMENTS[name].rows.items():
         config = Job(name, row, "paper", 1).config()
         assert config["width"] is None or "width" in own
-        few = {**config, **FEW, "dim": min(config["dim"], 20), "enc_dim": config["enc_dim"] and min(config["enc_dim"], 20)}
+        few = {
+            **config,
+            **FEW,
+            "dim": min(config["dim"], 20),
+            "enc_dim": config["enc_dim"] and min(config["enc_dim"], 20),
+        }
         kind = {**few, "loss_kappa_pos": few["loss_kappa_pos"] is None}
-        kinds[tuple((key, value) for key, value in kind.items() if key not in ("kappa_min", "kappa_max", "kappa_pos"))] = row, few
+        kinds[
+            tuple(
+                (key, value)
+                for key, value in kind.items()
+                if key not in ("kappa_min", "kappa_max", "kappa_pos")
+            )
+        ] = row, few
     for row, few in kinds.values():
         metrics = EXPERIMENTS[name].measure(few, 1, None).metrics
-        assert all(math.isfinite(value) for metric, value in metrics.items() if not metric.endswith("rank")), (row, metrics)
+        assert all(
+            math.isfinite(value)
+            for metric, value in metrics.items()
+            if not metric.endswith("rank")
+        ), (row, metrics)
 
 
 def test_the_papers_own_numbers_stand_in_its_preset():
     config = Job("table1", "ambiguous", "paper", 1).config()
-    wanted = {"steps": 100_000, "batch_size": 512, "n_samples": 512, "n_neg": 32, "n_neg_frozen": 0}
+    wanted = {
+        "steps": 100_000,
+        "batch_size": 512,
+        "n_samples": 512,
+        "n_neg": 32,
+        "n_neg_frozen": 0,
+    }
     assert {**wanted, "kappa_from": 0.5, "mu_until": 0.5}.items() <= config.items()
-    assert [Job("figure3", f"k{k}", "paper", 1).config()["n_samples"] for k in (1, 64)] == [1, 64]
+    assert [
+        Job("figure3", f"k{k}", "paper", 1).config()["n_samples"] for k in (1, 64)
+    ] == [1, 64]
     assert Job("figure2", "d2", "paper", 1).config()["steps"] == 8192
 
 
@@ -69,10 +101,16 @@ def test_the_papers_own_numbers_stand_in_its_preset():
         ("figure7", (32, 40, 48, 56, 64), 256, 256),
     ],
 )
-def test_the_papers_smaller_sizes_in_high_dimension_stand_in_its_preset(name, dims, batch_size, n_samples):  # table 6
+def test_the_papers_smaller_sizes_in_high_dimension_stand_in_its_preset(
+    name, dims, batch_size, n_samples
+):  # table 6
     for dim in dims:
         config = Job(name, f"d{dim}", "paper", 1).config()
-        assert (config["enc_dim"] or config["dim"], config["batch_size"], config["n_samples"]) == (dim, batch_size, n_samples)
+        assert (
+            config["enc_dim"] or config["dim"],
+            config["batch_size"],
+            config["n_samples"],
+        ) == (dim, batch_size, n_samples)
         assert (config["steps"], config["pairs"]) == (100_000, "published")
 
 
@@ -97,10 +135,17 @@ record_job(Job("table3", "infonce", "smoke", 1))
 
 
 def test_a_killed_job_resumes_to_the_same_numbers(monkeypatch):
-    monkeypatch.setitem(EXPERIMENTS["table3"].presets, "smoke", {**EXPERIMENTS["table3"].presets["smoke"], **LONG})
+    monkeypatch.setitem(
+        EXPERIMENTS["table3"].presets,
+        "smoke",
+        {**EXPERIMENTS["table3"].presets["smoke"], **LONG},
+    )
     job = Job("table3", "infonce", "smoke", 1)
     # a process of its own, not a fork: torch's threads do not survive a fork
-    assert subprocess.run([sys.executable, "-c", KILLED], check=False).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", KILLED], check=False).returncode
+        == -signal.SIGKILL
+    )
     assert torch.load(checkpoint_file(job), weights_only=True)["run"]["step"] == 500
     resumed = record_job(job)
     assert not checkpoint_file(job).exists()
@@ -110,7 +155,10 @@ def test_a_killed_job_resumes_to_the_same_numbers(monkeypatch):
 
 def test_two_processes_do_not_run_the_same_job():
     job = Job("table1", "ambiguous", "smoke", 1)
-    with sole_run(checkpoint_file(job)), pytest.raises(RuntimeError, match="another process"):
+    with (
+        sole_run(checkpoint_file(job)),
+        pytest.raises(RuntimeError, match="another process"),
+    ):
         record_job(job)
     assert record_job(job).metrics  # and the lock is free again
 
@@ -119,8 +167,24 @@ def test_the_command_says_in_one_line_that_a_job_is_taken(capsys):
     from pcl.cli import main
 
     with sole_run(checkpoint_file(Job("table1", "ambiguous", "smoke", 1))):
-        assert main(["run", "table1", "--row", "ambiguous", "--preset", "smoke", "--seeds", "1"]) == 1
-    assert capsys.readouterr().err.startswith("pcl: table1--ambiguous--smoke--s1 is being run by another process")
+        assert (
+            main(
+                [
+                    "run",
+                    "table1",
+                    "--row",
+                    "ambiguous",
+                    "--preset",
+                    "smoke",
+                    "--seeds",
+                    "1",
+                ]
+            )
+            == 1
+        )
+    assert capsys.readouterr().err.startswith(
+        "pcl: table1--ambiguous--smoke--s1 is being run by another process"
+    )
 
 
 def test_several_jobs_at_a_time_give_the_records_of_one_after_the_other():
@@ -128,21 +192,30 @@ def test_several_jobs_at_a_time_give_the_records_of_one_after_the_other():
     first = dict(run(todo[:1]))
     start = time.time()
     apart = dict(run_apart(todo, 2))
-    assert apart[todo[0]] is None and first[todo[0]] is not None  # recorded before, so not run again
+    assert (
+        apart[todo[0]] is None and first[todo[0]] is not None
+    )  # recorded before, so not run again
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # as a job of two has: sums round as their split among threads
+    torch.set_num_threads(
+        max(1, (os.cpu_count() or 1) // 2)
+    )  # as a job of two has: sums round as their split among threads
     try:
         for job in todo[1:]:
             assert apart[job].metrics == run_job(job).metrics
     finally:
         torch.set_num_threads(threads)
-    assert {r.key for r in read().records if r.preset == "smoke"} == {job.key for job in todo}
+    assert {r.key for r in read().records if r.preset == "smoke"} == {
+        job.key for job in todo
+    }
     assert time.time() - start < 120
 
 
 def test_a_failing_job_is_named_and_stops_no_other():
     todo = jobs("table1", "ambiguous", "smoke", (1, 2))
-    with sole_run(checkpoint_file(todo[0])), pytest.raises(RuntimeError, match=r"(?s)ambiguous seed 1: .*another process"):
+    with (
+        sole_run(checkpoint_file(todo[0])),
+        pytest.raises(RuntimeError, match=r"(?s)ambiguous seed 1: .*another process"),
+    ):
         list(run_apart(todo, 2))
     assert [r.seed for r in read().records if r.preset == "smoke"] == [2]
 

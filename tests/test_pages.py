@@ -1,4 +1,5 @@
-"""The book's pages: citations resolve, pages of the table of contents exist, and the citation file is complete."""
+"""The book's pages: citations resolve, pages of the table of contents exist, and the
+citation file is complete."""
 
 import ast
 import json
@@ -11,7 +12,9 @@ import torch
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "intro.md", *(ROOT / "nbs").glob("*.md"), *(ROOT / "nbs").glob("*.ipynb")])
+PAGES = sorted(
+    [ROOT / "intro.md", *(ROOT / "nbs").glob("*.md"), *(ROOT / "nbs").glob("*.ipynb")]
+)
 CITE = re.compile(r"\{cite(?::[a-z]+)?\}`([^`]+)`")
 LINK = re.compile(r"\]\(([^)#:\s]+\.(?:md|ipynb))\)")
 ENTRY = re.compile(r"^@\w+\{([^,\s]+),", re.MULTILINE)
@@ -23,7 +26,9 @@ def prose(page: Path) -> str:
     if page.suffix == ".md":
         return page.read_text(encoding="utf-8")
     cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
-    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return "\n\n".join(
+        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+    )
 
 
 def bib_keys() -> list[str]:
@@ -50,18 +55,31 @@ def test_bibliography_has_unique_keys_and_the_fields_a_reader_needs() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_citations_resolve(page: Path) -> None:
-    cited = {key.strip() for group in CITE.findall(prose(page)) for key in group.split(",")}
-    assert cited <= set(bib_keys()), f"not in references.bib: {sorted(cited - set(bib_keys()))}"
+    cited = {
+        key.strip() for group in CITE.findall(prose(page)) for key in group.split(",")
+    }
+    assert cited <= set(bib_keys()), (
+        f"not in references.bib: {sorted(cited - set(bib_keys()))}"
+    )
 
 
 def test_the_citation_pattern_sees_every_form() -> None:
     text = "{cite}`a` and {cite:t}`b`, both {cite}`c,d`"
-    assert [key for group in CITE.findall(text) for key in group.split(",")] == ["a", "b", "c", "d"]
+    assert [key for group in CITE.findall(text) for key in group.split(",")] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_resolve(page: Path) -> None:
-    missing = [target for target in LINK.findall(prose(page)) if not (page.parent / target).is_file()]
+    missing = [
+        target
+        for target in LINK.findall(prose(page))
+        if not (page.parent / target).is_file()
+    ]
     assert not missing, f"{page.name} links to {missing}"
 
 
@@ -69,23 +87,42 @@ def test_every_page_in_the_table_of_contents_exists() -> None:
     names = toc_files(yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8")))
     assert names and names[0] == "intro"
     assert len(names) == len(set(names)), "a page is listed twice"
-    missing = [name for name in names if not any((ROOT / f"{name}{suffix}").is_file() for suffix in (".md", ".ipynb"))]
+    missing = [
+        name
+        for name in names
+        if not any((ROOT / f"{name}{suffix}").is_file() for suffix in (".md", ".ipynb"))
+    ]
     assert not missing
 
 
 def test_citation_file_names_this_work_and_the_paper() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert {"cff-version", "message", "title", "authors", "version", "license", "references"} <= set(citation)
+    assert {
+        "cff-version",
+        "message",
+        "title",
+        "authors",
+        "version",
+        "license",
+        "references",
+    } <= set(citation)
     init = (ROOT / "pcl" / "__init__.py").read_text(encoding="utf-8")
-    assert f'"{citation["version"]}"' in init, "CITATION.cff and the package disagree about the version"
+    assert f'"{citation["version"]}"' in init, (
+        "CITATION.cff and the package disagree about the version"
+    )
     for reference in citation["references"]:
         assert {"type", "title", "authors", "year"} <= set(reference)
     titles = [reference["title"] for reference in citation["references"]]
-    assert any(title.startswith("Probabilistic Contrastive Learning Recovers") for title in titles)
+    assert any(
+        title.startswith("Probabilistic Contrastive Learning Recovers")
+        for title in titles
+    )
 
 
 def test_the_example_on_the_root_page_runs() -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```", prose(ROOT / "intro.md"), re.MULTILINE | re.DOTALL)
+    (example,) = re.findall(
+        r"^```python\n(.*?)^```", prose(ROOT / "intro.md"), re.MULTILINE | re.DOTALL
+    )
     *statements, last = ast.parse(example).body
     assert isinstance(last, ast.Expr)
     names: dict[str, object] = {}
@@ -98,7 +135,9 @@ def test_figures_in_markdown_have_alt_text() -> None:
     for page in PAGES:
         for block in FENCE.finditer(prose(page)):
             if block.group(0).lstrip("`").startswith(("{figure}", "{image}")):
-                assert re.search(r"^:alt: \S+", block.group(0), re.MULTILINE), f"{page.name}: a figure without alt text"
+                assert re.search(r"^:alt: \S+", block.group(0), re.MULTILINE), (
+                    f"{page.name}: a figure without alt text"
+                )
 
 
 def test_opening_figure_is_vector_and_described() -> None:

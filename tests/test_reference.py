@@ -1,4 +1,5 @@
-"""The reference: every exported name has its entry, pages link both ways with the chapters, and they build without warnings."""
+"""The reference: every exported name has its entry, pages link both ways with the
+chapters, and they build without warnings."""
 
 from __future__ import annotations
 
@@ -20,9 +21,13 @@ import pytest
 @pytest.fixture(scope="module")
 def reference(root: Path) -> ModuleType:
     """The generator, loaded from its file."""
-    spec = importlib.util.spec_from_file_location("pcl_reference", root / "book" / "pcl_reference.py")
+    spec = importlib.util.spec_from_file_location(
+        "pcl_reference", root / "book" / "pcl_reference.py"
+    )
     assert spec is not None and spec.loader is not None
-    module = sys.modules["pcl_reference"] = importlib.util.module_from_spec(spec)  # its dataclasses look themselves up
+    module = sys.modules["pcl_reference"] = importlib.util.module_from_spec(
+        spec
+    )  # its dataclasses look themselves up
     spec.loader.exec_module(module)
     return module
 
@@ -30,37 +35,59 @@ def reference(root: Path) -> ModuleType:
 @pytest.fixture(scope="module")
 def exported(root: Path) -> dict[str, list[str]]:
     """The names that each module exports, as Python sees them."""
-    modules = {p.stem: importlib.import_module(f"pcl.{p.stem}") for p in (root / "pcl").glob("[a-z]*.py")}
-    return {name: list(module.__all__) for name, module in modules.items() if module.__all__}
+    modules = {
+        p.stem: importlib.import_module(f"pcl.{p.stem}")
+        for p in (root / "pcl").glob("[a-z]*.py")
+    }
+    return {
+        name: list(module.__all__) for name, module in modules.items() if module.__all__
+    }
 
 
-def test_every_exported_name_has_an_entry_and_a_chapter(root: Path, reference: ModuleType, exported: dict) -> None:
+def test_every_exported_name_has_an_entry_and_a_chapter(
+    root: Path, reference: ModuleType, exported: dict
+) -> None:
     modules = {m.name: m for m in reference.read_package(root / "pcl")}
-    assert {name: [e.name for e in m.entries] for name, m in modules.items()} == exported
+    assert {
+        name: [e.name for e in m.entries] for name, m in modules.items()
+    } == exported
     for module in modules.values():
         for entry in module.entries:
-            assert (root / "nbs" / f"{entry.chapter}.ipynb").exists(), f"{module.name}.{entry.name}: no chapter"
-            assert entry.doc or entry.what == "constant", f"{module.name}.{entry.name} has no docstring"
+            assert (root / "nbs" / f"{entry.chapter}.ipynb").exists(), (
+                f"{module.name}.{entry.name}: no chapter"
+            )
+            assert entry.doc or entry.what == "constant", (
+                f"{module.name}.{entry.name} has no docstring"
+            )
 
 
 def test_entries_agree_with_python(root: Path, reference: ModuleType) -> None:
-    """Parameters and defaults, read from the text, are those of the running function or constructor."""
+    """Parameters and defaults, read from the text, are those of the running function or
+    constructor."""
     compared = 0
     for module in reference.read_package(root / "pcl"):
         live = importlib.import_module(f"pcl.{module.name}")
         for entry in module.entries:
             thing = getattr(live, entry.name)
-            if entry.what == "constant" or (inspect.isclass(thing) and issubclass(thing, BaseException)):
+            if entry.what == "constant" or (
+                inspect.isclass(thing) and issubclass(thing, BaseException)
+            ):
                 continue
             expected = [p for p in inspect.signature(thing).parameters.values()]
             listed = [p for p in entry.parameters if p.name != "*"]
-            assert [p.name.lstrip("*") for p in listed] == [p.name for p in expected], f"{module.name}.{entry.name}"
-            assert [p.default is None for p in listed] == [p.default is p.empty for p in expected], entry.name
+            assert [p.name.lstrip("*") for p in listed] == [p.name for p in expected], (
+                f"{module.name}.{entry.name}"
+            )
+            assert [p.default is None for p in listed] == [
+                p.default is p.empty for p in expected
+            ], entry.name
             compared += 1
     assert compared > 100
 
 
-def test_what_stands_beside_a_parameter_is_read(root: Path, tmp_path: Path, reference: ModuleType) -> None:
+def test_what_stands_beside_a_parameter_is_read(
+    root: Path, tmp_path: Path, reference: ModuleType
+) -> None:
     (tmp_path / "toy.py").write_text('''"""A toy | with *stars*."""
 
 __all__ = ["LIMIT", "Box", "grow", "Shape"]
@@ -96,15 +123,29 @@ def grow(box: Box, *by: int) -> Box:  # the same box
 ''')
     (module,) = reference.read_package(tmp_path)
     limit, box, grow, shape = module.entries
-    assert module.chapters == ["01_toy", "02_toy"] and limit.doc == "no more than this" and shape.doc == "What grows, and how."
+    assert (
+        module.chapters == ["01_toy", "02_toy"]
+        and limit.doc == "no more than this"
+        and shape.doc == "What grows, and how."
+    )
     assert [(p.name, p.default, p.meaning) for p in box.parameters] == [
         ("size", None, "how large"), ("*", None, ""), ("name", "'x'", ""),
     ]  # fmt: skip
-    assert [(m.name, m.what, m.returns.meaning) for m in box.members] == [("full", "property", "never")]
-    assert [p.meaning for p in grow.parameters] == ["", ""] and grow.returns.meaning == "the same box"
+    assert [(m.name, m.what, m.returns.meaning) for m in box.members] == [
+        ("full", "property", "never")
+    ]
+    assert [p.meaning for p in grow.parameters] == [
+        "",
+        "",
+    ] and grow.returns.meaning == "the same box"
     assert reference.signature(grow) == "grow(box: Box, *by: int) -> Box"
     text = reference.module_text(module)
-    for written in (r"A toy \| with \*stars\*", r"\$5\$ things in \{braces\}", "Make `a_b` larger", "{doc}`/nbs/02_toy`"):
+    for written in (
+        r"A toy \| with \*stars\*",
+        r"\$5\$ things in \{braces\}",
+        "Make `a_b` larger",
+        "{doc}`/nbs/02_toy`",
+    ):
         assert written in text
     (tmp_path / "toy.py").write_text('__all__ = ["ghost"]\n')
     with pytest.raises(ValueError, match="ghost"):
@@ -113,26 +154,65 @@ def grow(box: Box, *by: int) -> Box:  # the same box
 
 @pytest.fixture(scope="module")
 def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A book of the reference alone: its chapters are empty, but export where the real ones do."""
+    """A book of the reference alone: its chapters are empty, but export where the real
+    ones do."""
     book = tmp_path_factory.mktemp("book")
     for name in ("_config.yml", "_toc.yml", "references.bib"):
         shutil.copy(root / name, book)
     for name in ("book", "pcl"):
-        shutil.copytree(root / name, book / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            root / name, book / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (book / "nbs").mkdir()
     for path in (root / "nbs").glob("*.md"):
-        (book / "nbs" / path.name).write_text(path.read_text() if path.stem == "reference" else f"# {path.stem}\n")
-    kernel = {"kernelspec": {"display_name": "python3", "language": "python", "name": "python3"}}
+        (book / "nbs" / path.name).write_text(
+            path.read_text() if path.stem == "reference" else f"# {path.stem}\n"
+        )
+    kernel = {
+        "kernelspec": {
+            "display_name": "python3",
+            "language": "python",
+            "name": "python3",
+        }
+    }
     for path in (root / "nbs").glob("*.ipynb"):
         cells = json.loads(path.read_text())["cells"]
-        code = [c for c in cells if re.match(r"#\|\s*(default_exp|export)[ \t]+\w+", "".join(c["source"]))][:1]
-        cells = [{"cell_type": "markdown", "id": "a", "metadata": {}, "source": f"# {path.stem}"}, *code]
-        notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+        code = [
+            c
+            for c in cells
+            if re.match(r"#\|\s*(default_exp|export)[ \t]+\w+", "".join(c["source"]))
+        ][:1]
+        cells = [
+            {
+                "cell_type": "markdown",
+                "id": "a",
+                "metadata": {},
+                "source": f"# {path.stem}",
+            },
+            *code,
+        ]
+        notebook = {
+            "cells": cells,
+            "metadata": kernel,
+            "nbformat": 4,
+            "nbformat_minor": 5,
+        }
         (book / "nbs" / path.name).write_text(json.dumps(notebook))
-    config = (book / "_config.yml").read_text().replace("execute_notebooks: force", 'execute_notebooks: "off"')
+    config = (
+        (book / "_config.yml")
+        .read_text()
+        .replace("execute_notebooks: force", 'execute_notebooks: "off"')
+    )
     (book / "_config.yml").write_text(config)
     (book / "intro.md").write_text("# Title\n\n```{bibliography}\n```\n")
-    words = [str(Path(sys.executable).parent / "jupyter-book"), "build", "-W", "--keep-going", "--all", "."]
+    words = [
+        str(Path(sys.executable).parent / "jupyter-book"),
+        "build",
+        "-W",
+        "--keep-going",
+        "--all",
+        ".",
+    ]
     done = subprocess.run(words, cwd=book, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return book / "_build" / "html"
@@ -140,7 +220,9 @@ def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def article(page: Path) -> str:
     """The main part of a page."""
-    match = re.search(r"<article.*?</article>", page.read_text(encoding="utf-8"), re.DOTALL)
+    match = re.search(
+        r"<article.*?</article>", page.read_text(encoding="utf-8"), re.DOTALL
+    )
     assert match is not None
     return match[0]
 
@@ -149,21 +231,39 @@ def test_every_exported_name_is_in_the_built_pages(
     root: Path, built: Path, reference: ModuleType, exported: dict[str, list[str]]
 ) -> None:
     index = article(built / "nbs" / "reference.html")
-    entries = {(m.name, e.name): e for m in reference.read_package(root / "pcl") for e in m.entries}
+    entries = {
+        (m.name, e.name): e
+        for m in reference.read_package(root / "pcl")
+        for e in m.entries
+    }
     for module, names in exported.items():
         text = article(built / "reference" / f"{module}.html")
-        headings = [unescape(re.sub(r"<.*?>", "", h)).rstrip("#") for h in re.findall(r"<h2>(.*?)</h2>", text)]
+        headings = [
+            unescape(re.sub(r"<.*?>", "", h)).rstrip("#")
+            for h in re.findall(r"<h2>(.*?)</h2>", text)
+        ]
         assert headings == names
-        assert "href=\"http" not in text, "a dot between two words was taken for an address"
+        assert 'href="http' not in text, (
+            "a dot between two words was taken for an address"
+        )
         assert "{doc}" not in text and "{ref}" not in text and "\\_" not in text
         for name in names:
-            anchor = reference.label(module, entries[module, name]).lower().replace("_", "-")
-            assert f'id="{anchor}"' in text and f'href="../reference/{module}.html#{anchor}"' in index
+            anchor = (
+                reference.label(module, entries[module, name]).lower().replace("_", "-")
+            )
+            assert (
+                f'id="{anchor}"' in text
+                and f'href="../reference/{module}.html#{anchor}"' in index
+            )
 
 
-def test_pages_and_chapters_link_to_each_other(built: Path, root: Path, reference: ModuleType) -> None:
+def test_pages_and_chapters_link_to_each_other(
+    built: Path, root: Path, reference: ModuleType
+) -> None:
     for module in reference.read_package(root / "pcl"):
         page = article(built / "reference" / f"{module.name}.html")
         for chapter in module.chapters:
             assert f'href="../nbs/{chapter}.html"' in page
-            assert f'href="../reference/{module.name}.html"' in article(built / "nbs" / f"{chapter}.html")
+            assert f'href="../reference/{module.name}.html"' in article(
+                built / "nbs" / f"{chapter}.html"
+            )

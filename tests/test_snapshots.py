@@ -49,7 +49,9 @@ def agreed(kind: str, name: str, found: Any) -> Any:
 
 def plain(value: Any) -> Any:
     """A value as JSON keeps it."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return (
+        str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    )
 
 
 def differences(configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -58,7 +60,10 @@ def differences(configs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     shared = {
         key: value
         for key, value in first.items()
-        if all(key in c and c[key] == value and type(c[key]) is type(value) for c in configs.values())
+        if all(
+            key in c and c[key] == value and type(c[key]) is type(value)
+            for c in configs.values()
+        )
     }
     own = {
         name: {key: plain(value) for key, value in config.items() if key not in shared}
@@ -78,12 +83,25 @@ def test_every_row_has_the_same_configuration_at_every_preset(name: str) -> None
     assert agreed("configurations", name, found) == found
 
 
-def test_every_published_cell_has_the_same_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_published_cell_has_the_same_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("PCL_RESULTS", raising=False)
     rows = [row for row in scoreboard(read().records) if row.source != "this book"]
     found = [
         " | ".join(
-            (r.experiment, r.row, r.metric, r.version, r.preset, r.paper, format_ours(r), str(r.seeds), r.verdict, r.reason)
+            (
+                r.experiment,
+                r.row,
+                r.metric,
+                r.version,
+                r.preset,
+                r.paper,
+                format_ours(r),
+                str(r.seeds),
+                r.verdict,
+                r.reason,
+            )
         )
         for r in rows
     ]
@@ -105,7 +123,11 @@ def test_a_smoke_run_gives_the_same_metrics(name: str, one_thread: None) -> None
 
 def types_of(value: Any) -> Any:
     """The keys of nested dicts with the types of their values."""
-    return {key: types_of(part) for key, part in value.items()} if isinstance(value, dict) else type(value).__name__
+    return (
+        {key: types_of(part) for key, part in value.items()}
+        if isinstance(value, dict)
+        else type(value).__name__
+    )
 
 
 def described(path: Path) -> dict[str, Any]:
@@ -113,7 +135,7 @@ def described(path: Path) -> dict[str, Any]:
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:
-        parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        parts = {name: file.get_tensor(name) for name in file.keys()}
         about = file.metadata() or {}
     tensors = {name: [str(part.dtype), part.ndim] for name, part in parts.items()}
     return {"tensors": tensors, "metadata": about}
@@ -121,16 +143,29 @@ def described(path: Path) -> dict[str, Any]:
 
 def test_heads_and_their_cards_have_the_same_format(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    head = train_head(torch.randn(40, 6), torch.arange(40) % 4, dim=3, hidden=8, steps=2, batch_size=8)
+    head = train_head(
+        torch.randn(40, 6), torch.arange(40) % 4, dim=3, hidden=8, steps=2, batch_size=8
+    )
     card = json.loads(save_head(head, tmp_path / "head.safetensors").read_text())
-    found = {"format": card["format"], "card": types_of(card), "weights": described(tmp_path / "head.safetensors")}
+    found = {
+        "format": card["format"],
+        "card": types_of(card),
+        "weights": described(tmp_path / "head.safetensors"),
+    }
     assert agreed("formats", "head", found) == found
 
 
 def test_files_of_features_have_the_same_format(tmp_path: Path) -> None:
     from pcl.embedding import Embedded
 
-    data = Embedded(torch.zeros(2, 1, 4), ["a.png", "b.png"], torch.tensor([0, 1]), ["a", "b"], "net", {"c.png": "?"})
+    data = Embedded(
+        torch.zeros(2, 1, 4),
+        ["a.png", "b.png"],
+        torch.tensor([0, 1]),
+        ["a", "b"],
+        "net",
+        {"c.png": "?"},
+    )
     data.save(tmp_path / "f.safetensors")
     found = described(tmp_path / "f.safetensors")
     assert agreed("formats", "features", found) == found

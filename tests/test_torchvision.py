@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
-# Asked without importing it: beside a CPU torch that import is the very thing that fails.
+# Asked without importing it: beside a CPU torch that import is the very thing that
+# fails.
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("timm") is None, reason="the images extra is not installed; make test installs it"
+    importlib.util.find_spec("timm") is None,
+    reason="the images extra is not installed; make test installs it",
 )
 
 
@@ -47,4 +49,7 @@ def test_it_does_nothing_where_the_extension_loads() -> None:
 
 
 def test_it_declares_the_operators_where_the_extension_does_not_load() -> None:
-    assert python(BOTH_WAYS.format(body="raise OSError('libcudart.so is missing')")) == "True True"
+    assert (
+        python(BOTH_WAYS.format(body="raise OSError('libcudart.so is missing')"))
+        == "True True"
+    )

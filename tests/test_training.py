@@ -1,4 +1,5 @@
-"""The training loop under faults: kills, damage, divergence, wrong requests; and two processes against one."""
+"""The training loop under faults: kills, damage, divergence, wrong requests; and two
+processes against one."""
 
 from __future__ import annotations
 
@@ -31,26 +32,44 @@ from pcl.vmf import VonMisesFisher
 
 TINY = Config(steps=30, batch_size=16, log_every=7, kappa_from=0.2)
 
+
 def weights(encoder: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in encoder.parameters()])
 
 
 def python(tmp_path: Path, code: str, *words: str, timeout: float = 150) -> str:
-    """Run a script in a process of its own, without the launcher variables of an earlier one; return what it prints."""
+    """Run a script in a process of its own, without the launcher variables of an
+    earlier one; return what it prints."""
     script = tmp_path / "script.py"
     script.write_text(code)
-    launcher = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK")
+    launcher = (
+        "LOCAL_RANK",
+        "NODE_RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+    )
     env = {name: value for name, value in os.environ.items() if name not in launcher}
-    paths = [str(Path(pcl.__file__).parent.parent), str(Path(__file__).parent), env.get("PYTHONPATH", "")]
+    paths = [
+        str(Path(pcl.__file__).parent.parent),
+        str(Path(__file__).parent),
+        env.get("PYTHONPATH", ""),
+    ]
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(
-        [sys.executable, str(script), *words], env=env, capture_output=True, text=True, timeout=timeout
+        [sys.executable, str(script), *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-# --- killed and resumed --------------------------------------------------------------------------------------------
+# --- killed and resumed
+# --------------------------------------------------------------------------------------------
 
 KILLED = """
 import os, random, signal, sys, time
@@ -84,18 +103,35 @@ print(*reached)
 
 
 def test_sigkill_at_any_moment_changes_no_bit(tmp_path: Path) -> None:
-    """A checkpoint after every step, so that many kills fall into a write; the loss draws samples of its own."""
+    """A checkpoint after every step, so that many kills fall into a write; the loss
+    draws samples of its own."""
     whole, broken = tmp_path / "whole.pt", tmp_path / "broken.pt"
-    reached = [int(word) for word in python(tmp_path, KILLED, str(whole), str(broken)).split()]
-    assert len([step for step in set(reached) if 0 < step < 150]) >= 3, f"too few kills in mid-run: {reached}"
+    reached = [
+        int(word) for word in python(tmp_path, KILLED, str(whole), str(broken)).split()
+    ]
+    assert len([step for step in set(reached) if 0 < step < 150]) >= 3, (
+        f"too few kills in mid-run: {reached}"
+    )
     a, b = read_checkpoint(whole), read_checkpoint(broken)
     assert a["run"].pop("seconds") > 0 and b["run"].pop("seconds") > 0
-    assert a["run"] == b["run"] and a["run"]["step"] == 150 and a["identity"] == b["identity"]
+    assert (
+        a["run"] == b["run"]
+        and a["run"]["step"] == 150
+        and a["identity"] == b["identity"]
+    )
     assert a["objective"].keys() == b["objective"].keys()
-    assert all(torch.equal(a["objective"][name], b["objective"][name]) for name in a["objective"])
+    assert all(
+        torch.equal(a["objective"][name], b["objective"][name])
+        for name in a["objective"]
+    )
     for index, state in a["optimizer"]["state"].items():
-        assert all(torch.equal(value, b["optimizer"]["state"][index][name]) for name, value in state.items())
-    assert list(tmp_path.glob(".*.part")) == [], "leftovers of killed writers are removed"
+        assert all(
+            torch.equal(value, b["optimizer"]["state"][index][name])
+            for name, value in state.items()
+        )
+    assert list(tmp_path.glob(".*.part")) == [], (
+        "leftovers of killed writers are removed"
+    )
 
 
 class Stop(Exception):
@@ -121,10 +157,19 @@ def test_resume_between_checkpoints(tmp_path: Path, stop: int) -> None:
     unbroken = Encoder()
     whole = fit(unbroken, ExactInfoNCE(5.0), draw, TINY)
     with pytest.raises(Stop):
-        fit(Encoder(), ExactInfoNCE(5.0), stopping(stop), TINY, checkpoint=file, checkpoint_every=4)
+        fit(
+            Encoder(),
+            ExactInfoNCE(5.0),
+            stopping(stop),
+            TINY,
+            checkpoint=file,
+            checkpoint_every=4,
+        )
     assert read_checkpoint(file)["run"]["step"] == stop // 4 * 4
     encoder = Encoder()
-    run = fit(encoder, ExactInfoNCE(5.0), draw, TINY, checkpoint=file, checkpoint_every=4)
+    run = fit(
+        encoder, ExactInfoNCE(5.0), draw, TINY, checkpoint=file, checkpoint_every=4
+    )
     assert torch.equal(weights(encoder), weights(unbroken)) and run.curve == whole.curve
     assert run.curve["step"] == [7, 14, 21, 28, 30]
 
@@ -146,23 +191,43 @@ def test_an_evaluation_cannot_disturb_the_run() -> None:
     a = fit(quiet, loss, draw, TINY)
     torch.manual_seed(2)
     b = fit(disturbed, loss, draw, TINY, evaluate=noisy)
-    assert torch.equal(weights(quiet), weights(disturbed)) and a.curve["loss"] == b.curve["loss"]
+    assert (
+        torch.equal(weights(quiet), weights(disturbed))
+        and a.curve["loss"] == b.curve["loss"]
+    )
     expected = torch.randn(3, generator=torch.Generator().manual_seed(2))
-    assert torch.equal(torch.randn(3), expected), "the caller's generator is left as it was"
+    assert torch.equal(torch.randn(3), expected), (
+        "the caller's generator is left as it was"
+    )
 
 
-# --- checkpoints that cannot be used ---------------------------------------------------------------------------------
+# --- checkpoints that cannot be used
+# ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     with pytest.raises(Stop):
-        fit(Encoder(), ExactInfoNCE(5.0), stopping(9), TINY, checkpoint=tmp_path / "run.pt", checkpoint_every=4)
+        fit(
+            Encoder(),
+            ExactInfoNCE(5.0),
+            stopping(9),
+            TINY,
+            checkpoint=tmp_path / "run.pt",
+            checkpoint_every=4,
+        )
     return tmp_path / "run.pt"
 
 
-def resume(path: Path, config: Config = TINY, loss: nn.Module | None = None, encoder: nn.Module | None = None) -> Run:
-    return fit(encoder or Encoder(), loss or ExactInfoNCE(5.0), draw, config, checkpoint=path)
+def resume(
+    path: Path,
+    config: Config = TINY,
+    loss: nn.Module | None = None,
+    encoder: nn.Module | None = None,
+) -> Run:
+    return fit(
+        encoder or Encoder(), loss or ExactInfoNCE(5.0), draw, config, checkpoint=path
+    )
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "text", "flip"])
@@ -170,7 +235,12 @@ def test_damage_is_named_and_the_file_left_alone(checkpoint: Path, damage: str) 
     good = checkpoint.read_bytes()
     middle = len(good) // 2
     flipped = good[:middle] + bytes([good[middle] ^ 4]) + good[middle + 1 :]
-    bad = {"cut": good[:middle], "empty": b"", "text": b"not a checkpoint", "flip": flipped}[damage]
+    bad = {
+        "cut": good[:middle],
+        "empty": b"",
+        "text": b"not a checkpoint",
+        "flip": flipped,
+    }[damage]
     checkpoint.write_bytes(bad)
     with pytest.raises(CheckpointError, match=r"run\.pt is damaged.*delete it"):
         resume(checkpoint)
@@ -178,11 +248,14 @@ def test_damage_is_named_and_the_file_left_alone(checkpoint: Path, damage: str) 
 
 
 def test_no_flipped_bit_goes_through_unnoticed(checkpoint: Path) -> None:
-    """Either the flip is refused, or it hit padding and what is read is what was written."""
+    """Either the flip is refused, or it hit padding and what is read is what was
+    written."""
     good, whole = checkpoint.read_bytes(), str(read_checkpoint(checkpoint))
     refused = 0
     for place in range(0, len(good), max(1, len(good) // 150)):
-        checkpoint.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
+        checkpoint.write_bytes(
+            good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :]
+        )
         try:
             assert str(read_checkpoint(checkpoint)) == whole
         except CheckpointError:
@@ -201,10 +274,17 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "sprung").exists()
 
 
-def test_checkpoints_of_other_runs_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_checkpoints_of_other_runs_are_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=r"lr_mu is 0\.004 there and 0\.001 here"):
-        resume(checkpoint, Config(steps=30, batch_size=16, log_every=7, kappa_from=0.2, lr_mu=1e-3))
-    with pytest.raises(CheckpointError, match="loss is 'ExactInfoNCE' there and 'ExactNWJ' here"):
+        resume(
+            checkpoint,
+            Config(steps=30, batch_size=16, log_every=7, kappa_from=0.2, lr_mu=1e-3),
+        )
+    with pytest.raises(
+        CheckpointError, match="loss is 'ExactInfoNCE' there and 'ExactNWJ' here"
+    ):
         resume(checkpoint, loss=ExactNWJ(5.0))
     with pytest.raises(CheckpointError, match="another encoder"):
         resume(checkpoint, encoder=Encoder(shared=True))
@@ -213,25 +293,47 @@ def test_checkpoints_of_other_runs_are_refused(checkpoint: Path, tmp_path: Path)
         resume(tmp_path / "foreign.pt")
 
 
-def test_a_folder_that_cannot_be_written_to_fails_before_the_first_step(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_fails_before_the_first_step(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"needs a folder.*choose another file"):
-        fit(Encoder(), InfoNCE(5.0), stopping(0), TINY, checkpoint=tmp_path / "file" / "run.pt")
+        fit(
+            Encoder(),
+            InfoNCE(5.0),
+            stopping(0),
+            TINY,
+            checkpoint=tmp_path / "file" / "run.pt",
+        )
 
 
-def test_a_failed_write_keeps_the_old_checkpoint(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_keeps_the_old_checkpoint(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = checkpoint.read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match=r"No space.*the one before it is still there"):
-        fit(Encoder(), ExactInfoNCE(5.0), draw, TINY, checkpoint=checkpoint, checkpoint_every=4)
-    assert checkpoint.read_bytes() == old and list(checkpoint.parent.glob(".*.part")) == []
+    with pytest.raises(
+        CheckpointError, match=r"No space.*the one before it is still there"
+    ):
+        fit(
+            Encoder(),
+            ExactInfoNCE(5.0),
+            draw,
+            TINY,
+            checkpoint=checkpoint,
+            checkpoint_every=4,
+        )
+    assert (
+        checkpoint.read_bytes() == old and list(checkpoint.parent.glob(".*.part")) == []
+    )
 
 
-# --- runs that go wrong ----------------------------------------------------------------------------------------------
+# --- runs that go wrong
+# ----------------------------------------------------------------------------------------------
 
 
 class Explodes(nn.Module):
@@ -241,24 +343,46 @@ class Explodes(nn.Module):
         super().__init__()
         self.calls, self.after, self.value = 0, after, value
 
-    def forward(self, q: VonMisesFisher, q_pos: VonMisesFisher, q_neg: VonMisesFisher | None = None) -> Tensor:
+    def forward(
+        self,
+        q: VonMisesFisher,
+        q_pos: VonMisesFisher,
+        q_neg: VonMisesFisher | None = None,
+    ) -> Tensor:
         self.calls += 1
         good = (q.loc * q_pos.loc).sum(-1).mean() + 0 * q.concentration.mean()
         if self.calls <= self.after:
             return good
-        return good * self.value if self.value else (good - good.detach()).sqrt()  # slope of a root at 0
+        return (
+            good * self.value if self.value else (good - good.detach()).sqrt()
+        )  # slope of a root at 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0])
-def test_divergence_names_step_config_and_checkpoint(tmp_path: Path, value: float) -> None:
+def test_divergence_names_step_config_and_checkpoint(
+    tmp_path: Path, value: float
+) -> None:
     file = tmp_path / "run.pt"
     encoder = Encoder()
     with pytest.raises(Diverged) as caught:
-        fit(encoder, Explodes(10, value), draw, TINY, checkpoint=file, checkpoint_every=4)
-    assert caught.value.step == 10 and caught.value.checkpoint == file and caught.value.config == TINY
+        fit(
+            encoder,
+            Explodes(10, value),
+            draw,
+            TINY,
+            checkpoint=file,
+            checkpoint_every=4,
+        )
+    assert (
+        caught.value.step == 10
+        and caught.value.checkpoint == file
+        and caught.value.config == TINY
+    )
     for said in ("step 10", str(file), "lr_mu=0.004", "norm" if value == 0 else "loss"):
         assert said in str(caught.value)
-    assert read_checkpoint(file)["run"]["step"] == 8 and weights(encoder).isfinite().all()
+    assert (
+        read_checkpoint(file)["run"]["step"] == 8 and weights(encoder).isfinite().all()
+    )
     with pytest.raises(Diverged, match="there is no checkpoint"):
         fit(Encoder(), Explodes(0, value), draw, TINY)
 
@@ -278,8 +402,15 @@ def test_wrong_requests_say_what_to_do() -> None:
     frozen = Encoder().requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to train"):
         fit(frozen, InfoNCE(5.0), draw, TINY)
-    with pytest.raises(ValueError, match="nothing learns at step 15"):  # InfoNCE does not look at kappa
-        fit(Encoder(), InfoNCE(5.0), draw, Config(steps=30, batch_size=16, kappa_from=0.5, mu_until=0.5))
+    with pytest.raises(
+        ValueError, match="nothing learns at step 15"
+    ):  # InfoNCE does not look at kappa
+        fit(
+            Encoder(),
+            InfoNCE(5.0),
+            draw,
+            Config(steps=30, batch_size=16, kappa_from=0.5, mu_until=0.5),
+        )
 
 
 @pytest.mark.parametrize(
@@ -292,7 +423,9 @@ def test_config_refuses(wrong: dict[str, object]) -> None:
         Config(**wrong)  # type: ignore[arg-type]
 
 
-def test_without_lightning_one_process_trains_and_more_say_what_to_install(tmp_path: Path) -> None:
+def test_without_lightning_one_process_trains_and_more_say_what_to_install(
+    tmp_path: Path,
+) -> None:
     code = """
 import sys
 sys.modules["lightning_fabric"] = sys.modules["tqdm"] = None
@@ -307,10 +440,14 @@ except ImportError as error:
     print(run.step, error)
 """
     said = python(tmp_path, code)
-    assert said.startswith("3 ") and "pip install 'probabilistic-contrastive-learning[train]'" in said
+    assert (
+        said.startswith("3 ")
+        and "pip install 'probabilistic-contrastive-learning[train]'" in said
+    )
 
 
-# --- several processes -----------------------------------------------------------------------------------------------
+# --- several processes
+# -----------------------------------------------------------------------------------------------
 
 CASES = {
     "exact": {"loss": "ExactInfoNCE"},
@@ -320,7 +457,12 @@ CASES = {
     "learned": {"loss": "ExactInfoNCE", "learn_kappa_pos": True},
     "fresh": {"loss": "ExactInfoNCE", "n_neg": 3},
     "frozen": {"loss": "ExactInfoNCE", "kappa_from": 1.0},
-    "phase": {"loss": "ExactInfoNCE", "shared": True, "kappa_from": 0.0, "mu_until": 0.0},
+    "phase": {
+        "loss": "ExactInfoNCE",
+        "shared": True,
+        "kappa_from": 0.0,
+        "mu_until": 0.0,
+    },
 }
 COMPARE = """
 import json, sys
@@ -349,7 +491,9 @@ if place.global_rank == 0:
 
 
 def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path: Path) -> None:
-    pytest.importorskip("lightning_fabric", reason="several processes need the train extra")
+    pytest.importorskip(
+        "lightning_fabric", reason="several processes need the train extra"
+    )
     found = {}
     for devices in (1, 2):
         folder = tmp_path / str(devices)
@@ -359,17 +503,25 @@ def test_two_processes_give_the_loss_and_gradients_of_one(tmp_path: Path) -> Non
     one, two = found[1], found[2]
     assert one.keys() == two.keys() and len(one) == 2 * len(CASES)
     for name, tensors in one.items():
-        assert tensors.keys() == two[name].keys(), f"{name}: gradients for other parameters"
+        assert tensors.keys() == two[name].keys(), (
+            f"{name}: gradients for other parameters"
+        )
         for key, expected in tensors.items():
             gap = (two[name][key] - expected).abs().max().item()
             assert gap <= 1e-5, f"{name}: {key} is off by {gap}"
-    assert len(one["points/1"]) < len(one["exact/1"]) and "log_kappa_pos" in one["learned/1"]
+    assert (
+        len(one["points/1"]) < len(one["exact/1"])
+        and "log_kappa_pos" in one["learned/1"]
+    )
     assert {key.split(".")[0] for key in one["phase/1"]} == {"loss", "kappa_net"}
 
 
 def test_a_run_moves_from_two_processes_to_one(tmp_path: Path) -> None:
-    """A checkpoint says nothing about processes, so a run may change their number half-way."""
-    pytest.importorskip("lightning_fabric", reason="several processes need the train extra")
+    """A checkpoint says nothing about processes, so a run may change their number
+    half-way."""
+    pytest.importorskip(
+        "lightning_fabric", reason="several processes need the train extra"
+    )
     code = """
 import sys
 from pcl.losses import ExactInfoNCE
@@ -389,7 +541,9 @@ fit(Encoder(), ExactInfoNCE(5.0), stop_at_half, config, place=two, checkpoint=sy
     python(tmp_path, code, str(tmp_path / "run.pt"))
     assert read_checkpoint(tmp_path / "run.pt")["run"]["step"] == 10
     config = Config(steps=20, batch_size=12, log_every=1)
-    moved = fit(Encoder(), ExactInfoNCE(5.0), draw, config, checkpoint=tmp_path / "run.pt")
+    moved = fit(
+        Encoder(), ExactInfoNCE(5.0), draw, config, checkpoint=tmp_path / "run.pt"
+    )
     stayed = fit(Encoder(), ExactInfoNCE(5.0), draw, config)
     there, here = torch.tensor(moved.curve["loss"]), torch.tensor(stayed.curve["loss"])
     torch.testing.assert_close(there, here, rtol=0, atol=1e-4)
@@ -397,14 +551,27 @@ fit(Encoder(), ExactInfoNCE(5.0), stop_at_half, config, place=two, checkpoint=sy
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 def test_other_precisions(precision: str) -> None:
-    pytest.importorskip("lightning_fabric", reason="other precisions need the train extra")
+    pytest.importorskip(
+        "lightning_fabric", reason="other precisions need the train extra"
+    )
     encoder = Encoder()
-    run = fit(encoder, ExactInfoNCE(5.0), draw, TINY, place=connect("cpu", precision=precision))
+    run = fit(
+        encoder,
+        ExactInfoNCE(5.0),
+        draw,
+        TINY,
+        place=connect("cpu", precision=precision),
+    )
     reference = fit(Encoder(), ExactInfoNCE(5.0), draw, TINY)
-    assert next(encoder.parameters()).dtype == (torch.float64 if precision == "64-true" else torch.float32)
+    assert next(encoder.parameters()).dtype == (
+        torch.float64 if precision == "64-true" else torch.float32
+    )
     tolerance = 1e-4 if precision == "64-true" else 0.1
     torch.testing.assert_close(
-        torch.tensor(run.curve["loss"]), torch.tensor(reference.curve["loss"]), rtol=0, atol=tolerance
+        torch.tensor(run.curve["loss"]),
+        torch.tensor(reference.curve["loss"]),
+        rtol=0,
+        atol=tolerance,
     )
 
 
@@ -426,7 +593,12 @@ def test_draw_must_keep_to_its_order() -> None:
     with pytest.raises(ValueError, match="asked for 16 pairs and 0 negatives each"):
         fit(Encoder(), InfoNCE(5.0), short, TINY)
     with pytest.raises(ValueError, match="asked for 16 pairs and 2 negatives each"):
-        fit(Encoder(), InfoNCE(5.0), without_negatives, Config(steps=2, batch_size=16, n_neg=2))
+        fit(
+            Encoder(),
+            InfoNCE(5.0),
+            without_negatives,
+            Config(steps=2, batch_size=16, n_neg=2),
+        )
 
 
 def test_negatives_while_kappa_is_held_back() -> None:
@@ -436,7 +608,9 @@ def test_negatives_while_kappa_is_held_back() -> None:
         asked.append(n_neg)
         return draw(n, n_neg, generator)
 
-    phases = Config(steps=4, batch_size=8, n_neg=3, n_neg_frozen=0, kappa_from=0.5, mu_until=0.5)
+    phases = Config(
+        steps=4, batch_size=8, n_neg=3, n_neg_frozen=0, kappa_from=0.5, mu_until=0.5
+    )
     fit(Encoder(), ExactInfoNCE(5.0), noting, phases)
     assert asked == [0, 0, 3, 3]
 
@@ -477,7 +651,8 @@ print(b"".join(said).decode())
 
 
 class Statistics(Encoder):
-    """An encoder with running statistics in both parts, and with dropout that looks at its own mode."""
+    """An encoder with running statistics in both parts, and with dropout that looks at
+    its own mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -488,12 +663,16 @@ class Statistics(Encoder):
         return super().forward(nn.functional.dropout(x, 0.2, self.training))
 
 
-def test_a_frozen_part_keeps_its_running_statistics_and_modes_survive_a_resume(tmp_path: Path) -> None:
+def test_a_frozen_part_keeps_its_running_statistics_and_modes_survive_a_resume(
+    tmp_path: Path,
+) -> None:
     phases = Config(steps=8, batch_size=16, kappa_from=0.5, mu_until=0.5, log_every=1)
     seen: list[dict[str, Tensor]] = []
 
     def remember(encoder: nn.Module) -> dict[str, float]:
-        seen.append({name: value.clone() for name, value in encoder.state_dict().items()})
+        seen.append(
+            {name: value.clone() for name, value in encoder.state_dict().items()}
+        )
         return {}
 
     whole = Statistics()
@@ -501,11 +680,20 @@ def test_a_frozen_part_keeps_its_running_statistics_and_modes_survive_a_resume(t
     for name in seen[0]:
         still = [torch.equal(a[name], b[name]) for a, b in pairwise(seen)]
         first, second = still[:3], still[3:]
-        frozen, learning = (second, first) if name.startswith("mu_net") else (first, second)
+        frozen, learning = (
+            (second, first) if name.startswith("mu_net") else (first, second)
+        )
         assert all(frozen) and not any(learning), name
     assert not whole.training
     with pytest.raises(Stop):
-        fit(Statistics(), ExactInfoNCE(5.0), stopping(3), phases, checkpoint=tmp_path / "run.pt", checkpoint_every=1)
+        fit(
+            Statistics(),
+            ExactInfoNCE(5.0),
+            stopping(3),
+            phases,
+            checkpoint=tmp_path / "run.pt",
+            checkpoint_every=1,
+        )
     resumed = Statistics()
     fit(resumed, ExactInfoNCE(5.0), draw, phases, checkpoint=tmp_path / "run.pt")
     for name, value in whole.state_dict().items():

@@ -1,4 +1,5 @@
-"""Trust: scores against explicit sums, tests of uniformity against their null law, recalibration against the truth."""
+"""Trust: scores against explicit sums, tests of uniformity against their null law,
+recalibration against the truth."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ PROCESS = UniformProcess(4, kappa_range=(4.0, 60.0), kappa_pos=20.0)
 def posteriors(n: int, seed: int = 0) -> tuple[VonMisesFisher, VonMisesFisher]:
     x, x_pos, _ = PROCESS.sample(n, generator=torch.Generator().manual_seed(seed))
     found = [PROCESS.posterior(part) for part in (x, x_pos)]
-    first, second = (VonMisesFisher(q.loc.float(), q.concentration.float()) for q in found)
+    first, second = (
+        VonMisesFisher(q.loc.float(), q.concentration.float()) for q in found
+    )
     return first, second
 
 
@@ -45,14 +48,24 @@ def test_pair_nats_are_log_probabilities_above_chance() -> None:
     found = pair_nats(q, q_pos, 20.0, n_candidates=10)
     for i in range(20):
         block = range(10 * (i // 10), 10 * (i // 10) + 10)
-        scores = torch.stack([
-            log_marginal((q.loc[i] @ q_pos.loc[j]).reshape(1), q.concentration[i], q_pos.concentration[j], 20.0, 4)[0]
-            for j in block
-        ])
+        scores = torch.stack(
+            [
+                log_marginal(
+                    (q.loc[i] @ q_pos.loc[j]).reshape(1),
+                    q.concentration[i],
+                    q_pos.concentration[j],
+                    20.0,
+                    4,
+                )[0]
+                for j in block
+            ]
+        )
         wanted = scores[i % 10] - torch.logsumexp(scores, 0) + math.log(10)
         assert abs(float(found[i] - wanted)) < 1e-4
     assert found.max() <= math.log(10)
-    assert len(pair_nats(q, q_pos, 20.0, n_candidates=8)) == 16, "a rest with fewer candidates is left out"
+    assert len(pair_nats(q, q_pos, 20.0, n_candidates=8)) == 16, (
+        "a rest with fewer candidates is left out"
+    )
     with pytest.raises(ValueError, match="at least 2"):
         pair_nats(q, q_pos, 20.0, n_candidates=1)
 
@@ -62,27 +75,43 @@ def test_p_values_are_uniform_where_the_sphere_is(dim: int) -> None:
     generator = torch.Generator().manual_seed(dim)
     p_values = []
     for _ in range(150):
-        mu = HypersphericalUniform(dim, dtype=torch.float64).sample((120,), generator=generator)
+        mu = HypersphericalUniform(dim, dtype=torch.float64).sample(
+            (120,), generator=generator
+        )
         kappa = 3 + 50 * torch.rand(120, dtype=torch.float64, generator=generator)
-        p_values.append([d.p_value for d in harmonic_tests(VonMisesFisher(mu, kappa), 3)])
+        p_values.append(
+            [d.p_value for d in harmonic_tests(VonMisesFisher(mu, kappa), 3)]
+        )
     for column in zip(*p_values, strict=True):
         assert kstest(column, "uniform").pvalue > 1e-3
 
 
-def test_the_statistic_is_rayleighs_in_degree_one_and_the_sizes_are_those_of_harmonics() -> None:
-    mu = HypersphericalUniform(5, dtype=torch.float64).sample((40,), generator=torch.Generator().manual_seed(0))
-    found = harmonic_tests(VonMisesFisher(mu, torch.full((40,), 7.0, dtype=torch.float64)), 1)[0]
-    assert abs(found.statistic - 5 * 40 * float(mu.mean(0).square().sum())) < 1e-9 and found.dof == 5
+def test_the_statistic_is_rayleighs_in_degree_one_and_the_sizes_are_those_of_harmonics() -> (
+    None
+):
+    mu = HypersphericalUniform(5, dtype=torch.float64).sample(
+        (40,), generator=torch.Generator().manual_seed(0)
+    )
+    found = harmonic_tests(
+        VonMisesFisher(mu, torch.full((40,), 7.0, dtype=torch.float64)), 1
+    )[0]
+    assert (
+        abs(found.statistic - 5 * 40 * float(mu.mean(0).square().sum())) < 1e-9
+        and found.dof == 5
+    )
     assert [_n_harmonics(3, degree) for degree in range(1, 5)] == [3, 5, 7, 9]
     assert [_n_harmonics(2, degree) for degree in range(1, 4)] == [2, 2, 2]
     assert [_n_harmonics(8, degree) for degree in (1, 2)] == [8, 35]
 
 
 def test_energies_add_up_to_the_divergence() -> None:
-    """One direction for all images: the summed posterior is one vMF, whose chi-squared divergence is known."""
+    """One direction for all images: the summed posterior is one vMF, whose chi-squared
+    divergence is known."""
     kappa, mu = 2.0, torch.zeros(50, 3, dtype=torch.float64)
     mu[:, 0] = 1
-    found = harmonic_tests(VonMisesFisher(mu, torch.full((50,), kappa, dtype=torch.float64)), 20)
+    found = harmonic_tests(
+        VonMisesFisher(mu, torch.full((50,), kappa, dtype=torch.float64)), 20
+    )
     # C(k)^2 / C(2k) * S - 1 on the 2-sphere, C(k) = k / (4 pi sinh k)
     wanted = (kappa / math.sinh(kappa)) ** 2 * math.sinh(2 * kappa) / (2 * kappa) - 1
     assert abs(sum(d.energy for d in found) - wanted) < 1e-9
@@ -92,9 +121,15 @@ def test_z_is_one_on_the_sphere_and_spreads_on_a_piece_of_it() -> None:
     q = PROCESS.posterior(PROCESS.draw((1600,), torch.Generator().manual_seed(0)))
     half = q.loc[:, 0] > 0
     whole = uniformity(VonMisesFisher(q.loc[:700], q.concentration[:700]), 20.0)
-    piece = uniformity(VonMisesFisher(q.loc[half][:700], q.concentration[half][:700]), 20.0)
+    piece = uniformity(
+        VonMisesFisher(q.loc[half][:700], q.concentration[half][:700]), 20.0
+    )
     assert abs(whole.z_mean - 1) < 0.05 and whole.z_spread < 0.1
-    assert piece.z_spread > 0.15 and piece.degrees[0].p_value < 1e-20 and piece.z_mean > 1.3
+    assert (
+        piece.z_spread > 0.15
+        and piece.degrees[0].p_value < 1e-20
+        and piece.z_mean > 1.3
+    )
     assert "degree 1" in str(piece) and "Z(x)" in str(piece)
     with pytest.raises(ValueError, match="at least 8"):
         uniformity(VonMisesFisher(q.loc[:5], q.concentration[:5]), 20.0)
@@ -131,15 +166,22 @@ def test_true_posteriors_cover_what_they_state_and_spoiled_ones_do_not() -> None
     assert ((pair_coverage(q, q_pos, 20.0, levels) - levels).abs() < error).all()
     narrow = [spoil(part, 8.0, 1.0) for part in (q, q_pos)]
     assert (pair_coverage(*narrow, 20.0, levels)[1] < 0.45).all()
-    assert match_reliability(q, q_pos, 20.0).error < match_reliability(*[spoil(p, 0.1, 1.0) for p in (q, q_pos)], 20.0).error
+    assert (
+        match_reliability(q, q_pos, 20.0).error
+        < match_reliability(*[spoil(p, 0.1, 1.0) for p in (q, q_pos)], 20.0).error
+    )
 
 
 def test_match_reliability_counts_what_happened() -> None:
     q, q_pos = posteriors(24)
     found = match_reliability(q, q_pos, 20.0, n_candidates=6, n_bins=4)
     assert int(found.count.sum()) == 24 * 6
-    assert abs(float((found.observed * found.count).sum()) - 24) < 1e-9, "every contest has one winner"
-    assert abs(float((found.predicted * found.count).sum()) - 24) < 1e-6, "and its probabilities add up to one"
+    assert abs(float((found.observed * found.count).sum()) - 24) < 1e-9, (
+        "every contest has one winner"
+    )
+    assert abs(float((found.predicted * found.count).sum()) - 24) < 1e-6, (
+        "and its probabilities add up to one"
+    )
     with pytest.raises(ValueError, match="n_candidates"):
         match_reliability(q, q_pos, 20.0, n_candidates=25)
 
@@ -150,14 +192,20 @@ def parts(n: int) -> list[FeaturePairs]:
     found = []
     for _ in range(3):
         labels = torch.arange(n) % 6
-        found.append(FeaturePairs(centres[labels] + torch.randn(n, 8, generator=generator), labels))
+        found.append(
+            FeaturePairs(
+                centres[labels] + torch.randn(n, 8, generator=generator), labels
+            )
+        )
     return found
 
 
 def test_choose_prefers_what_predicts_held_out_pairs() -> None:
     options = {"hidden": 16, "steps": 25, "batch_size": 48, "n_pairs": 512}
     found = choose(*parts(120), dims=(2, 4), kappa_pos=(10.0,), **options)
-    assert len(found.candidates) == 2 and found.head is found.heads[found.chosen.dim, 10.0]
+    assert (
+        len(found.candidates) == 2 and found.head is found.heads[found.chosen.dim, 10.0]
+    )
     best = max(row.nats for row in found.candidates)
     assert all(abs(row.behind - (best - row.nats)) < 1e-5 for row in found.candidates)
     assert found.chosen.behind <= found.chosen.error and found.test_error > 0
@@ -168,11 +216,15 @@ def test_choose_prefers_what_predicts_held_out_pairs() -> None:
 
 def test_angles_do_not_lose_digits(recwarn: pytest.WarningsRecorder) -> None:
     """Equal directions are inside every band, opposite ones outside."""
-    mu: Tensor = torch.nn.functional.normalize(torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
+    mu: Tensor = torch.nn.functional.normalize(
+        torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), dim=-1
+    )
     q = VonMisesFisher(mu, torch.full((4,), 30.0))
     levels = torch.tensor([1e-6, 1 - 1e-6], dtype=torch.float64)
     assert pair_coverage(q, q, 10.0, levels).tolist() == [1.0, 1.0]
-    assert pair_coverage(q, VonMisesFisher(-mu, q.concentration), 10.0, levels).tolist() == [0.0, 0.0]
+    assert pair_coverage(
+        q, VonMisesFisher(-mu, q.concentration), 10.0, levels
+    ).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("quiet", [torch.no_grad, torch.inference_mode])
@@ -180,16 +232,27 @@ def test_recalibration_needs_no_gradients_from_its_caller(quiet: type) -> None:
     q, q_pos = posteriors(512)
     wanted = recalibrate(q, q_pos, 20.0)
     with quiet():
-        inside = [VonMisesFisher(part.loc * 1, part.concentration * 1, validate_args=False) for part in (q, q_pos)]
+        inside = [
+            VonMisesFisher(part.loc * 1, part.concentration * 1, validate_args=False)
+            for part in (q, q_pos)
+        ]
         assert recalibrate(inside[0], inside[1], 20.0) == wanted
 
 
-def test_recalibration_says_when_it_stops_at_a_bound(recwarn: pytest.WarningsRecorder) -> None:
+def test_recalibration_says_when_it_stops_at_a_bound(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     assert not recalibrate(*posteriors(512), 20.0).at_bound and not recwarn.list
-    turned = [VonMisesFisher(part.loc, 400 / part.concentration) for part in posteriors(512)]  # the surer, the wronger
+    turned = [
+        VonMisesFisher(part.loc, 400 / part.concentration) for part in posteriors(512)
+    ]  # the surer, the wronger
     with pytest.warns(UserWarning, match="more held-out images") as caught:
         found = recalibrate(turned[0], turned[1], 20.0)
-    assert found.at_bound and found.b == pytest.approx(0.05) and caught[0].filename == __file__
+    assert (
+        found.at_bound
+        and found.b == pytest.approx(0.05)
+        and caught[0].filename == __file__
+    )
     found.apply_to(head := UncertaintyHead(5, 4, 8))
     assert head.card["calibration_at_bound"]
     Recalibration(2.0, 0.5, 0, 0).apply_to(fresh := UncertaintyHead(5, 4, 8))
@@ -198,8 +261,12 @@ def test_recalibration_says_when_it_stops_at_a_bound(recwarn: pytest.WarningsRec
 
 def test_the_error_of_a_mean_counts_every_two_pairs_that_share_an_image() -> None:
     generator = torch.Generator().manual_seed(0)
-    i, j = torch.randint(9, (2, 60), generator=generator)  # the same pair again, turned round, and an image with itself
-    values = torch.randn(9, generator=generator)[i] + torch.randn(60, generator=generator)
+    i, j = torch.randint(
+        9, (2, 60), generator=generator
+    )  # the same pair again, turned round, and an image with itself
+    values = torch.randn(9, generator=generator)[i] + torch.randn(
+        60, generator=generator
+    )
     off = (values - values.mean()).double()
     wanted = sum(
         float(off[k] * off[m]) for k in range(60) for m in range(60)
@@ -208,15 +275,30 @@ def test_the_error_of_a_mean_counts_every_two_pairs_that_share_an_image() -> Non
     assert wanted > float(off @ off)
     assert error_of_mean(values, i, j) == pytest.approx(math.sqrt(wanted) / 60)
     apart = torch.arange(120).view(2, 60)
-    assert error_of_mean(values, *apart) == pytest.approx(float(values.std(correction=0)) / 60**0.5)
-    assert error_of_mean(values[:50], i, j) == error_of_mean(values[:50], i[:50], j[:50])
+    assert error_of_mean(values, *apart) == pytest.approx(
+        float(values.std(correction=0)) / 60**0.5
+    )
+    assert error_of_mean(values[:50], i, j) == error_of_mean(
+        values[:50], i[:50], j[:50]
+    )
 
 
 def test_choose_states_errors_over_images() -> None:
-    """Few images in many pairs: as if the pairs were independent, the error would be far too small."""
+    """Few images in many pairs: as if the pairs were independent, the error would be
+    far too small."""
     train, validate, _ = parts(60)
     few = FeaturePairs(validate.features[:24], validate.targets[:24])  # type: ignore[index]
-    found = choose(train, few, few, dims=(3,), kappa_pos=(10.0,), hidden=16, steps=5, batch_size=32, n_pairs=1024)
+    found = choose(
+        train,
+        few,
+        few,
+        dims=(3,),
+        kappa_pos=(10.0,),
+        hidden=16,
+        steps=5,
+        batch_size=32,
+        n_pairs=1024,
+    )
     x, x_pos, _ = few(1024, 0, torch.Generator().manual_seed(1))
     with torch.no_grad():
         nats = pair_nats(found.head(x), found.head(x_pos), 10.0)
