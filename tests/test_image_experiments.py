@@ -281,7 +281,7 @@ sys.exit(not test_nb(Path(sys.argv[1]))[0])
 """
 
 
-@pytest.mark.parametrize("chapter", ["41_images", "48_credible_images"])
+@pytest.mark.parametrize("chapter", ["410_images", "450_credible_images"])
 def test_chapters_run_where_no_data_is_and_fetch_none(root, tmp_path, chapter):
     env = {
         **os.environ,
