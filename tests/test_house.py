@@ -16,7 +16,7 @@ import pytest
 # DESIGN: data flows left to right; a module imports only from its left. Private modules
 # serve everyone.
 FLOW = (
-    "bessel", "vmf", "kernels", "losses", "generative", "images", "encoders", "features", "metrics", "retrieval", "training",
+    "names", "files", "provenance", "bessel", "vmf", "kernels", "losses", "generative", "images", "encoders", "features", "metrics", "retrieval", "training",
     "ledger", "heads", "trust", "embedding", "experiments", "plots", "cli",
 )  # fmt: skip
 HEAVY = (
