@@ -9,12 +9,16 @@ REPRODUCTION := _build/reproduction
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup reproduce test lint unit book data serve bench clean
+.PHONY: help setup reproduce test lint unit book pages chapter export changelog data serve bench clean
 
 help:
 	@echo "make reproduce  set up, run the quick reproduction, print paper versus ours, build the book"
 	@echo "make test       set up, then every check: lint, types, book with its notebooks, unit and browser tests"
 	@echo "make book       build the book: every chapter runs, every warning is an error"
+	@echo "make pages      build the book, running only chapters whose code, library or ledger changed"
+	@echo "make chapter N=260  export, then run and render that one chapter"
+	@echo "make export     format and clean the chapters, and write pcl/ from them"
+	@echo "make changelog  move the fragments in changes/ into CHANGELOG.md, at a release"
 	@echo "make data       get CIFAR-10 and the human labels of CIFAR-10H, for the chapters and tests on images"
 	@echo "make serve      serve the built book on http://127.0.0.1:8000"
 	@echo "make bench      time the library against its peers in one run, and record the ratios"
@@ -33,12 +37,32 @@ $(READY): pyproject.toml constraints.txt
 
 reproduce: $(READY)
 	PCL_RESULTS=$(REPRODUCTION) $(BIN)/python -m pcl.cli run quick
-	PCL_RESULTS=$(REPRODUCTION) $(BIN)/python -m pcl.cli report
+	@echo; echo "What was run now, beside the exact values where theory has them:"
+	PCL_RESULTS=$(REPRODUCTION) $(BIN)/python -m pcl.cli report --all sampler marginal recovery
+	@echo; echo "The paper's main table beside the recorded runs:"
+	$(BIN)/python -m pcl.cli report table1
 	@$(MAKE) --no-print-directory book
 
 book: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/jupyter-book build -W --keep-going --all .  # small tensors: a second thread only waits
+	$(BIN)/jupyter-book build -W --keep-going --all .
 	@echo "The book is at $(CURDIR)/$(BOOK)"
+
+pages: $(READY)
+	PCL_REUSE=1 $(BIN)/jupyter-book build -W --keep-going .
+	@echo "The book is at $(CURDIR)/$(BOOK)"
+
+export: $(READY)
+	$(BIN)/ruff format -q nbs
+	$(BIN)/nbdev_clean
+	$(BIN)/nbdev_export
+
+chapter: $(READY)
+	@$(BIN)/python book/pcl_chapter.py --find $(N)
+	@$(MAKE) --no-print-directory export
+	@$(BIN)/python book/pcl_chapter.py $(N)
+
+changelog: $(READY)
+	$(BIN)/python book/pcl_changelog.py
 
 lint: $(READY)
 	$(BIN)/python -m ruff check pcl tests benchmarks book examples

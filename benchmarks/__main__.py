@@ -18,7 +18,7 @@ from benchmarks import (
     growth,
     roofline,
 )
-from benchmarks.record import machine, of_row, of_values, peers
+from benchmarks.record import measured_now, of_row, of_values, peers
 from benchmarks.timing import show
 from pcl.ledger import Record, write
 
@@ -59,7 +59,7 @@ def roofs(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Record
     yield of_values("roofline", "machine", limits, {**where, **peers()}, {}, preset)
     for path in found:
         moved, computed = path.fractions(peak)
-        config = {
+        settings = {
             **where,
             "name": path.name,
             "bytes": path.n_bytes,
@@ -73,7 +73,7 @@ def roofs(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Record
             "roofline",
             path.slug,
             {"fraction": max(moved, computed)},
-            config,
+            settings,
             curve,
             preset,
             sum(path.seconds),
@@ -86,7 +86,7 @@ def curves(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Recor
     found = growth.curves(quick)
     growth.show(found)
     for c in found:
-        config = {
+        settings = {
             **where,
             **{key: value for key, value in vars(c.base).items() if key != c.axis},
             "axis": c.axis,
@@ -110,7 +110,7 @@ def curves(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Recor
             "growth",
             f"{c.base.loss}.{c.axis}",
             exponents,
-            config,
+            settings,
             curve,
             preset,
             sum(c.seconds),
@@ -119,7 +119,7 @@ def curves(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Recor
 
 def run(quick: bool = False, preset: str = "cpu") -> Iterator[Record]:
     """Every record of one run, as soon as it is measured."""
-    where = machine()
+    where = measured_now()
     for part in (comparisons, roofs, curves):
         yield from part(where, quick, preset)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from benchmarks.timing import Row, installed, show
 from pcl.bessel import bessel_ratio
-from pcl.vmf import VonMisesFisher, published_sample
+from pcl.published.sphere import published_sample
+from pcl.vmf import VonMisesFisher
 
 CASES = ((5, 2.0), (10, 20.0))
 GROUP = "Slope in kappa"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.timing import Bars, Row, interleaved, show
 from pcl.bessel import log_normalizer, log_sphere_area
-from pcl.kernels import log_marginal
+from pcl.marginal import log_marginal
 from pcl.vmf import VonMisesFisher
 
 DIM, KAPPA_POS, BLOCK = 10, 20.0, 32

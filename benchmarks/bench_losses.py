@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from benchmarks.timing import Bars, Row, interleaved, show
 from pcl.losses import ExactInfoNCE, ExactNWJ, MCInfoNCE
-from pcl.vmf import VonMisesFisher, published_sample
+from pcl.published.sphere import published_sample
+from pcl.vmf import VonMisesFisher
 
 DIM, KAPPA_POS = 10, 20.0
 

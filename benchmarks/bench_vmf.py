@@ -12,7 +12,8 @@ from scipy.stats import vonmises_fisher
 from torch import Tensor
 
 from benchmarks.timing import Bars, Row, installed, interleaved, show
-from pcl.vmf import VonMisesFisher, published_sample
+from pcl.published.sphere import published_sample
+from pcl.vmf import VonMisesFisher
 
 # draws, batch, dim, kappa, bar against the classic loop
 FULL = ((512, 512, 10, 20.0, 5.0), (64, 512, 128, 200.0, 2.0))

@@ -1,5 +1,5 @@
-"""From measurements to ledger records: every record of one run carries the run's name
-and the machine it ran on."""
+"""From measurements to ledger records: every record of one run carries the run's
+name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from math import sqrt
-from pathlib import Path
 from statistics import median, stdev
 from typing import Any
-
-import torch
 
 from benchmarks.timing import Row, installed
 from pcl.ledger import Record
@@ -28,31 +25,13 @@ PEERS = {  # module: the name it is installed by
 }
 
 
-def cpu_name() -> str:
-    """The processor's name as the system states it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    named = [
-        line.partition(":")[2].strip()
-        for line in lines
-        if line.startswith("model name")
-    ]
-    return next(
-        filter(None, named), platform.processor() or platform.machine() or "unknown"
-    )
-
-
-def machine() -> dict[str, Any]:
-    """What every record says about where and when it was measured; `run` is shared by
-    the records of one run."""
+def measured_now() -> dict[str, Any]:
+    """What the records of one run share, beside the machine: `run` is its name."""
     return {
         "run": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_name(),
         "cores": os.cpu_count() or 1,
-        "threads": torch.get_num_threads(),
-        "load": round(
-            os.getloadavg()[0], 2
-        ),  # before the run: above a few tenths, others were at work
+        # before the run: above a few tenths, others were at work
+        "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
     }
 
@@ -80,7 +59,7 @@ def of_row(
     row: Row, where: Mapping[str, Any], preset: str = "cpu", seconds: float = 0.0
 ) -> Record:
     """A comparison: the ratio is its metric, everything else about it stands in the
-    config, raw values in the curve."""
+    settings, raw values in the curve."""
     low, high = row.quartiles
     ratios = row.ratios
     unit = (
@@ -88,7 +67,7 @@ def of_row(
         if row.kind == "speed"
         else {}
     )
-    config = {
+    settings = {
         **where,
         "name": row.name,
         "peer": row.peer,
@@ -103,8 +82,8 @@ def of_row(
         "stderr": stdev(ratios) / sqrt(len(ratios)) if len(ratios) > 1 else None,
     }
     curve = {"ours": list(row.ours), "peer": list(row.theirs)}
-    return Record(
-        "benchmarks", row.slug, preset, 1, {"ratio": row.ratio}, config, curve, seconds
+    return of_values(
+        "benchmarks", row.slug, {"ratio": row.ratio}, settings, curve, preset, seconds
     )
 
 
@@ -112,10 +91,21 @@ def of_values(
     experiment: str,
     row: str,
     metrics: Mapping[str, float],
-    config: Mapping[str, Any],
+    settings: Mapping[str, Any],
     curve: Mapping[str, Sequence[float]],
     preset: str = "cpu",
     seconds: float = 0.0,
 ) -> Record:
-    """Any other measurement of the run."""
-    return Record(experiment, row, preset, 1, metrics, config, curve, seconds)
+    """Any measurement of the run, on this machine."""
+    series = {"curve": curve} if curve else {}
+    return Record(
+        experiment,
+        row,
+        preset,
+        1,
+        metrics,
+        settings,
+        series=series,
+        seconds=seconds,
+        work="speed",
+    )

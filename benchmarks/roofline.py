@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.bench_losses import DIM, KAPPA_POS, posteriors
 from pcl.bessel import log_normalizer
-from pcl.kernels import _EDGE, _table
 from pcl.losses import ExactInfoNCE, MCInfoNCE
+from pcl.marginal import _EDGE, _table
 from pcl.metrics import recall_at_k, spearman
 from pcl.vmf import VonMisesFisher
 

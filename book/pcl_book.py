@@ -1,5 +1,5 @@
-"""Sphinx extension of the book: nbdev directives, offline assets, the note on top of
-every chapter, the reference."""
+"""Sphinx extension of the book: nbdev directives, chapter numbers, outputs computed ahead
+of reading, offline assets, the note on top of every chapter, the reference."""
 
 from __future__ import annotations
 
@@ -30,10 +30,19 @@ ONLINE_ONLY = re.compile(
     r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphinx-thebe\.).*\n',
     re.MULTILINE,
 )
+NUMBER = re.compile(r"nbs/(\d{3})_")
+INDEX = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="refresh" content="0; url={page}"></head>
+<body><a href="{page}">{title}</a></body></html>
+"""
 SWITCH = "PCL_RERUN"
-MODULE = re.compile(r"^#\|\s*(?:default_exp|export)[ \t]+(?P<name>\w+)", re.MULTILINE)
+MODULE = re.compile(
+    r"^#\|\s*(?:default_exp|export)[ \t]+(?P<name>[\w.]+)", re.MULTILINE
+)
 RUN_NOTE = ":::{{container}} pcl-run\nRun this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. {how}{where}\n:::"
-REFERENCE = " What it adds to the library is listed in the reference of {{doc}}`pcl.{name} </reference/{name}>`."
+REFERENCE = " What it adds to the library is listed in the reference of {pages}."
+PAGE = "{{doc}}`pcl.{name} </reference/{name}>`"
 COMPUTED = "Everything on this page is computed while it runs."
 LEDGER = "It is computed from the recorded runs in the ledger."
 RECORDED = f"It reads recorded results; start Jupyter with the environment variable `{SWITCH}=1` to run its experiments for real."
@@ -62,20 +71,21 @@ def translate_cell(cell: dict[str, Any]) -> None:
     cell["source"] = "".join(lines).lstrip("\n")
 
 
-def module_of(notebook: dict[str, Any]) -> str | None:
-    """The module that a chapter exports to, if it does."""
+def modules_of(notebook: dict[str, Any]) -> list[str]:
+    """The modules that a chapter exports to, in the order of their first cell."""
     sources = (
         "".join(cell["source"])
         for cell in notebook["cells"]
         if cell["cell_type"] == "code"
     )
-    return next((match["name"] for match in map(MODULE.search, sources) if match), None)
+    found = (match["name"] for text in sources for match in MODULE.finditer(text))
+    return list(dict.fromkeys(found))
 
 
 def add_run_note(
     notebook: dict[str, Any],
     stem: str,  # of its file
-    reference: str | None = None,  # the module whose reference page there is
+    described: list[str],  # the modules with a page in the reference
 ) -> None:
     """Put the download link, the rerun switch where the chapter has experiments, and
     the reference under the title."""
@@ -92,7 +102,9 @@ def add_run_note(
         if "scoreboard(" in code or "read().records" in code
         else COMPUTED
     )
-    where = REFERENCE.format(name=reference) if reference else ""
+    pages = [PAGE.format(name=name) for name in described]
+    listed = " and ".join(filter(None, [", ".join(pages[:-1]), *pages[-1:]]))
+    where = REFERENCE.format(pages=listed) if pages else ""
     first["source"] = (
         "".join(first["source"]).rstrip()
         + "\n\n"
@@ -106,16 +118,49 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
     notebook = json.loads(source[0])
-    module = module_of(notebook)  # before its directive is dropped
+    reference = Path(app.srcdir) / "reference"
+    described = [  # before the directives are dropped
+        name for name in modules_of(notebook) if (reference / f"{name}.md").exists()
+    ]
     for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             translate_cell(cell)
-    described = (
-        module is not None
-        and (Path(app.srcdir) / "reference" / f"{module}.md").exists()
-    )
-    add_run_note(notebook, Path(docname).name, module if described else None)
+    add_run_note(notebook, Path(docname).name, described)
     source[0] = json.dumps(notebook)
+
+
+def renumber(env: Any) -> None:
+    """Give every chapter the number in its file name, and its sections with it."""
+    for docname, numbers in env.toc_secnumbers.items():
+        match = NUMBER.match(docname)
+        if match is None:
+            continue
+        first = int(match[1])
+        for anchor, number in numbers.items():
+            numbers[anchor] = (first, *number[1:]) if number else number
+        references = env.tocs[docname].findall(lambda node: "anchorname" in node)
+        for node in (env.titles[docname], env.longtitles[docname], *references):
+            if node.get("secnumber"):
+                node["secnumber"] = [first, *node["secnumber"][1:]]
+
+
+def number_chapters_by_file(app: Any) -> None:
+    """Renumber after Sphinx has counted the chapters and before it numbers figures,
+    equations and theorems."""
+    from sphinx.environment.collectors.toctree import TocTreeCollector
+
+    # Jupyter Book's extensions replace the method, and Sphinx's class by one of their own.
+    collector = [TocTreeCollector, *TocTreeCollector.__subclasses__()][-1]
+    count = collector.assign_section_numbers
+
+    def assign_section_numbers(self: Any, env: Any) -> list[str]:
+        before = env.toc_secnumbers
+        count(self, env)
+        renumber(env)
+        now = env.toc_secnumbers
+        return [name for name in now if now[name] != before.get(name)]
+
+    collector.assign_section_numbers = assign_section_numbers  # type: ignore[method-assign]
 
 
 def copy_mathjax(outdir: Path) -> None:
@@ -140,6 +185,11 @@ def on_build_finished(app: Any, exception: Exception | None) -> None:
     if exception is not None or app.builder.format != "html":
         return
     copy_mathjax(Path(app.outdir))
+    if app.config.root_doc != "index":
+        index = INDEX.format(
+            title=app.config.html_title, page=f"{app.config.root_doc}.html"
+        )
+        (Path(app.outdir) / "index.html").write_text(index, encoding="utf-8")
     for page in Path(app.outdir).rglob("*.html"):
         page.write_text(
             ONLINE_ONLY.sub("", page.read_text(encoding="utf-8")), encoding="utf-8"
@@ -148,10 +198,15 @@ def on_build_finished(app: Any, exception: Exception | None) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     """Write the reference, before Sphinx looks for pages, and register the handlers."""
-    if (Path(app.srcdir) / "pcl").is_dir():
-        from pcl_reference import write_pages  # Sphinx finds it beside this file
+    # Sphinx finds both beside this file.
+    from pcl_reference import write_pages
+    from pcl_run import connect
 
+    if (Path(app.srcdir) / "pcl").is_dir():
         write_pages(Path(app.srcdir))
+    # Late, so that every other extension has done with the numbering.
+    app.connect("builder-inited", number_chapters_by_file, priority=900)
+    connect(app, on_source_read)
     app.connect("source-read", on_source_read)
     app.connect("build-finished", on_build_finished)
     app.add_css_file("pcl.css")

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import io
 import re
-import shutil
 import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CHAPTER = re.compile(r"^# %% \.\./nbs/(?P<stem>[\w.-]+)\.ipynb")
+# A module in a subpackage lies one folder further from the chapters.
+CHAPTER = re.compile(r"^# %% (?:\.\./)+nbs/(?P<stem>[\w.-]+)\.ipynb")
 SPECIAL = re.compile(
     r"([\\*_{}\[\]<>$|#~^]|\.(?=\w))"
 )  # a dot inside a word could make it a link
@@ -51,22 +51,22 @@ class Entry:
 class Module:
     """A parsed module of the package."""
 
-    name: str
+    name: str  # below the package: `losses`, or `published.sphere` in a subpackage
     doc: str
     entries: list[Entry]
-
-    @property
-    def chapters(self) -> list[str]:
-        """The chapters it comes from, in order."""
-        return list(dict.fromkeys(entry.chapter for entry in self.entries))
+    chapters: list[str]  # stems of all notebooks that feed it, in order
 
 
 class Source:
     """One file: its tree, its comments by line, and the chapter of each line."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        name: str,  # of the module, below the package
+    ) -> None:
         text = path.read_text(encoding="utf-8")
-        self.path, self.lines, self.tree = path, text.splitlines(), ast.parse(text)
+        self.name, self.lines, self.tree = name, text.splitlines(), ast.parse(text)
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
         self.comments = {
             t.start[0]: t.string.lstrip("# ")
@@ -90,6 +90,23 @@ class Source:
         """The names in `__all__`."""
         node = self.definitions.get("__all__")
         return ast.literal_eval(node.value) if isinstance(node, ast.Assign) else []
+
+    def imported(self) -> dict[str, tuple[str, str]]:
+        """Where in the package imported names come from: a module and the name there."""
+        found = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.ImportFrom):
+                parts = node.module.split(".") if node.module else []
+                if node.level:
+                    parts = ["pcl", *self.name.split(".")[: -node.level], *parts]
+                module = ".".join(parts).removeprefix("pcl.")
+                found |= {a.asname or a.name: (module, a.name) for a in node.names}
+        return found
+
+    def chapters(self) -> list[str]:
+        """Stems of the notebooks that the file's cells come from, in order."""
+        matches = (CHAPTER.match(text) for text in self.lines)
+        return list(dict.fromkeys(match["stem"] for match in matches if match))
 
     def chapter(self, line: int) -> str:
         """Stem of the notebook that the cell around a line comes from."""
@@ -208,9 +225,23 @@ def function_entry(
     return entry
 
 
-def class_entry(
-    source: Source, node: ast.ClassDef, classes: dict[str, tuple[Source, ast.ClassDef]]
-) -> Entry:
+Classes = dict[tuple[str, str], tuple[Source, ast.ClassDef]]  # by module and name
+
+
+def base_of(
+    source: Source, node: ast.ClassDef, classes: Classes
+) -> tuple[Source, ast.ClassDef] | None:
+    """The first base class that is defined in the package, if one is."""
+    origin = source.imported()
+    for base in node.bases:
+        if isinstance(base, ast.Name):
+            found = classes.get(origin.get(base.id, (source.name, base.id)))
+            if found is not None and found[1] is not node:
+                return found
+    return None
+
+
+def class_entry(source: Source, node: ast.ClassDef, classes: Classes) -> Entry:
     """An entry for a class: what it is built from, and its public members."""
     entry = Entry(
         node.name, "class", source.chapter(node.lineno), ast.get_docstring(node) or ""
@@ -222,7 +253,9 @@ def class_entry(
         if not f.name.startswith("_")
     ]
     where, at = source, node
+    inherited: dict[str, Parameter] = {}  # fields of a dataclass, the base's first
     while True:  # the constructor may be that of a base class in the package
+        inherited = {p.name: p for p in fields_of(where, at)} | inherited
         init = next(
             (
                 f
@@ -234,16 +267,9 @@ def class_entry(
         if init is not None:
             entry.parameters = parameters_of(where, init, skip_first=True)
             return entry
-        base = next(
-            (
-                classes[b.id]
-                for b in at.bases
-                if isinstance(b, ast.Name) and b.id in classes
-            ),
-            None,
-        )
+        base = base_of(where, at, classes)
         if base is None:
-            entry.parameters = fields_of(where, at)
+            entry.parameters = list(inherited.values())
             return entry
         where, at = base
 
@@ -269,9 +295,13 @@ def read_package(
     folder: Path,  # of the package
 ) -> list[Module]:
     """Every module that exports something; a name without a definition is an error."""
-    sources = [Source(path) for path in sorted(folder.glob("[a-z]*.py"))]
+    paths = {
+        ".".join(path.relative_to(folder).with_suffix("").parts): path
+        for path in folder.rglob("[a-z]*.py")
+    }
+    sources = [Source(paths[name], name) for name in sorted(paths)]
     classes = {
-        n.name: (s, n)
+        (s.name, n.name): (s, n)
         for s in sources
         for n in s.tree.body
         if isinstance(n, ast.ClassDef)
@@ -283,7 +313,7 @@ def read_package(
             node = source.definitions.get(name)
             if node is None:
                 raise ValueError(
-                    f"{source.path.name} exports {name}, which it does not define"
+                    f"pcl.{source.name} exports {name}, which it does not define"
                 )
             if isinstance(node, ast.FunctionDef):
                 entries.append(function_entry(source, node))
@@ -292,9 +322,8 @@ def read_package(
             else:
                 entries.append(constant_entry(source, name, node))
         if entries:
-            modules.append(
-                Module(source.path.stem, ast.get_docstring(source.tree) or "", entries)
-            )
+            doc = ast.get_docstring(source.tree) or ""
+            modules.append(Module(source.name, doc, entries, source.chapters()))
     return modules
 
 
@@ -341,7 +370,7 @@ def explained(entry: Entry, indent: str = "") -> list[str]:
 def label(module: str, entry: Entry) -> str:
     """What the place of a name is called in links; the kind tells names apart that
     differ in capitals only."""
-    return f"ref-{module}-{entry.what}-{entry.name}"
+    return f"ref-{module.replace('.', '-')}-{entry.what}-{entry.name}"
 
 
 def entry_text(module: str, entry: Entry) -> str:
@@ -414,9 +443,14 @@ def write_pages(
     """Write a page for every module into the folder `reference`, which holds nothing
     else, and a list of all names."""
     modules, target = read_package(root / "pcl"), root / "reference"
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir()
-    for module in modules:
-        (target / f"{module.name}.md").write_text(module_text(module), encoding="utf-8")
-    (target / "names.txt").write_text(names_text(modules), encoding="utf-8")
+    texts = {f"{module.name}.md": module_text(module) for module in modules}
+    texts["names.txt"] = names_text(modules)
+    target.mkdir(exist_ok=True)
+    for stranger in {path.name for path in target.iterdir()} - set(texts):
+        (target / stranger).unlink()
+    for name, text in texts.items():
+        page = target / name
+        # A page that stays as it is keeps its date, so Sphinx need not read it again.
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
     return modules

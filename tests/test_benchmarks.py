@@ -34,7 +34,7 @@ from benchmarks import (
     growth,
     roofline,
 )
-from benchmarks.record import machine, of_row, peers
+from benchmarks.record import measured_now, of_row, peers
 from benchmarks.timing import Bars, Row, installed, interleaved, quartiles
 
 MODULES = (
@@ -58,7 +58,7 @@ def rows() -> dict[str, list[Row]]:
 def test_rows_are_ratios_with_a_spread_and_round_trip(
     rows: dict[str, list[Row]], name: str
 ) -> None:
-    where = machine()
+    where = measured_now()
     for row in rows[name]:
         assert len(row.ratios) >= 2 and all(
             r > 0 and math.isfinite(r) for r in row.ratios
@@ -69,7 +69,8 @@ def test_rows_are_ratios_with_a_spread_and_round_trip(
         record = of_row(row, where)
         assert from_json(to_json(record)) == record
         assert set(record.metrics) == {"ratio"} and record.experiment == "benchmarks"
-        assert record.config["peer"] == row.peer and record.curve["ours"] == list(
+        assert record.work == "speed" and record.machine["threads"] >= 1
+        assert record.settings["peer"] == row.peer and record.curve["ours"] == list(
             row.ours
         )
 
@@ -210,7 +211,7 @@ def test_the_memory_of_a_small_step_is_seen() -> None:
 def test_growth_and_roofline_make_records(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    where = machine()
+    where = measured_now()
     made: list[Record] = [
         *command.curves(where, True, "smoke"),
         *command.roofs(where, True, "smoke"),
@@ -232,10 +233,10 @@ def test_growth_and_roofline_make_records(
         if r.experiment == "roofline" and r.row != "machine":
             assert (
                 r.metrics["fraction"]
-                == max(r.config["bandwidth_fraction"], r.config["flops_fraction"])
+                == max(r.settings["bandwidth_fraction"], r.settings["flops_fraction"])
                 > 0
             )
-            assert r.config["counted"]
+            assert r.settings["counted"]
     assert "GB/s" in capsys.readouterr().out
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +49,24 @@ def test_directives_become_tags(
     assert cell["source"] == code and cell["metadata"]["tags"] == tags
 
 
+def test_a_chapter_links_the_reference_of_every_module_it_feeds(
+    extension: ModuleType,
+) -> None:
+    sources = [
+        "#| default_exp losses",
+        "#| export\nx = 1",
+        "#| export published.objectives\ny = 1",
+        "#|export kernels\nz = 1",
+    ]
+    cells = [{"cell_type": "markdown", "source": "# Title"}]
+    cells += [{"cell_type": "code", "source": source} for source in sources]
+    names = extension.modules_of({"cells": cells})
+    assert names == ["losses", "published.objectives", "kernels"]
+    extension.add_run_note({"cells": cells}, "260_losses", names)
+    pages = [f"{{doc}}`pcl.{name} </reference/{name}>`" for name in names]
+    assert f"{pages[0]}, {pages[1]} and {pages[2]}." in cells[0]["source"]
+
+
 def test_every_directive_in_the_chapters_is_understood(
     root: Path, extension: ModuleType
 ) -> None:
@@ -63,6 +83,7 @@ def test_every_directive_in_the_chapters_is_understood(
 def test_the_table_of_contents_lists_every_chapter_once(root: Path) -> None:
     toc = yaml.safe_load((root / "_toc.yml").read_text())
     listed = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
+    listed.append(toc["root"])
     there = {
         f"nbs/{p.stem}"
         for p in (root / "nbs").iterdir()
@@ -71,17 +92,52 @@ def test_the_table_of_contents_lists_every_chapter_once(root: Path) -> None:
     assert sorted(listed) == sorted(there)
 
 
-def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Build the small book in `folder` the way `make book` builds the real one."""
-    words = [
-        str(Path(sys.executable).parent / "jupyter-book"),
-        "build",
-        "-W",
-        "--keep-going",
-        "--all",
-        ".",
-    ]
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
+def build(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Build the small book in `folder`, if nothing else is said as `make book` builds the real one."""
+    command = [str(Path(sys.executable).parent / "jupyter-book"), "build", "-W"]
+    return subprocess.run(
+        [*command, "--keep-going", *(words or ["--all"]), "."],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+    )
+
+
+def small_book(root: Path, folder: Path, **pages: list[str] | str) -> Path:
+    """A book with the real one's settings; a list is a notebook, whose items are code unless they start as Markdown does."""
+    for name in ("_config.yml", "references.bib"):
+        shutil.copy(root / name, folder)
+    shutil.copytree(
+        root / "book", folder / "book", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (folder / "nbs").mkdir()
+    files = [{"file": f"nbs/{name.removeprefix('n')}"} for name in pages]
+    toc = {"format": "jb-book", "root": "nbs/intro", "defaults": {"numbered": 2}}
+    toc |= {"parts": [{"caption": "I", "chapters": files}]} if files else {}
+    (folder / "_toc.yml").write_text(yaml.safe_dump(toc))
+    (folder / "nbs" / "intro.md").write_text("# Title\n\n```{bibliography}\n```\n")
+    for name, text in pages.items():
+        write_page(folder, name.removeprefix("n"), text)
+    return folder
+
+
+def write_page(folder: Path, name: str, text: list[str] | str) -> None:
+    """Write one page of a small book."""
+    if isinstance(text, str):
+        (folder / "nbs" / f"{name}.md").write_text(text)
+        return
+    cells = []
+    for number, source in enumerate(text):
+        prose = source.startswith(("# ", "## "))
+        code = {} if prose else {"outputs": [], "execution_count": None}
+        kind = "markdown" if prose else "code"
+        cell = {"cell_type": kind, "id": f"c{number}", "metadata": {}}
+        cells.append(cell | {"source": source} | code)
+    spec = {"display_name": "python3", "language": "python", "name": "python3"}
+    notebook = {"cells": cells, "metadata": {"kernelspec": spec}}
+    notebook |= {"nbformat": 4, "nbformat_minor": 5}
+    (folder / "nbs" / f"{name}.ipynb").write_text(json.dumps(notebook))
 
 
 @pytest.mark.parametrize(
@@ -96,48 +152,177 @@ def build(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_what_is_broken_fails_the_build(
     root: Path, tmp_path: Path, text: str, builds: bool
 ) -> None:
-    for name in ("_config.yml", "references.bib"):
-        shutil.copy(root / name, tmp_path)
-    shutil.copytree(
-        root / "book", tmp_path / "book", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: intro\n")
-    (tmp_path / "intro.md").write_text(
-        f"# Title\n\n{text}\n\n```{{bibliography}}\n```\n"
-    )
+    with (small_book(root, tmp_path) / "nbs" / "intro.md").open("a") as page:
+        page.write(f"\n{text}\n")
     done = build(tmp_path)
     assert (done.returncode == 0) == builds, done.stdout[-2000:] + done.stderr[-2000:]
 
 
-def test_a_failing_cell_fails_the_build(root: Path, tmp_path: Path) -> None:
-    for name in ("_config.yml", "references.bib"):
-        shutil.copy(root / name, tmp_path)
-    shutil.copytree(
-        root / "book", tmp_path / "book", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: intro\n")
-    cells = [
-        {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# Title"},
-        {
-            "cell_type": "code",
-            "id": "b",
-            "metadata": {},
-            "source": "assert 1 == 2",
-            "outputs": [],
-            "execution_count": None,
-        },
-    ]
-    kernel = {
-        "kernelspec": {
-            "display_name": "python3",
-            "language": "python",
-            "name": "python3",
-        }
-    }
-    (tmp_path / "intro.ipynb").write_text(
-        json.dumps(
-            {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
-        )
+ERRATA = """---
+jupytext:
+  text_representation:
+    format_name: myst
+kernelspec:
+  display_name: python3
+  name: python3
+---
+# Errata
+
+```{code-cell} python3
+assert 3 == 4
+```
+"""
+
+
+def test_every_failing_chapter_fails_the_build_with_its_cell(
+    root: Path, tmp_path: Path
+) -> None:
+    small_book(
+        root,
+        tmp_path,
+        n110_good=["# Good", "x = 1", "#| eval: false\n1 / 0"],
+        n120_wrong=["# Wrong", "x = 1", "#| hide\nassert x == 2"],
+        n130_loud=["# Loud", "import sys\nprint('hm', file=sys.stderr)"],
+        n140_dead=["# Dead", "import os\nos._exit(3)"],
+        errata=ERRATA,
     )
     done = build(tmp_path)
-    assert done.returncode != 0 and "AssertionError" in done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    assert done.returncode != 0
+    for line in (
+        "nbs/120_wrong, cell 3: AssertionError",
+        "nbs/130_loud, cell 2 writes to stderr: hm",
+        "nbs/140_dead, DeadKernelError",
+        "nbs/errata, cell 2: AssertionError",
+    ):
+        assert line in said, line
+    assert "nbs/110_good," not in said
+
+
+def test_chapters_print_the_number_of_their_file(root: Path, tmp_path: Path) -> None:
+    theorem = ":::{prf:theorem}\n:label: thm-a\nYes.\n:::"
+    small_book(
+        root,
+        tmp_path,
+        n260_losses=["# Losses", f"## First\n\n$$x$$ (eq-a)\n\n{theorem}"],
+        n265_more=[
+            "# More",
+            "## Links\n\n{eq}`eq-a`, {prf:ref}`thm-a`, {numref}`fig-a`\n\n"
+            "```{figure} a.svg\n:name: fig-a\n:alt: a\n\nCaption.\n```",
+        ],
+        glossary="# Words\n\n## Section\n",
+    )
+    svg = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>'
+    (tmp_path / "nbs" / "a.svg").write_text(svg)
+    done = build(tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    html = tmp_path / "_build" / "html"
+    losses, more = (
+        (html / "nbs" / f"{name}.html").read_text()
+        for name in ("260_losses", "265_more")
+    )
+    for page in (losses, more):
+        sidebar = re.search(r'<nav class="bd-links.*?</nav>', page, re.DOTALL)
+        assert sidebar and {">260. Losses<", ">265. More<"} <= set(
+            re.findall(r">[^<>]+<", sidebar[0])
+        )
+    text = re.sub(r"<[^>]*>", "", losses)
+    for written in ("260. Losses#", "260.1. First#", "(260.1)#", "Theorem 260.1"):
+        assert written in text
+    text = re.sub(r"<[^>]*>", "", more)
+    for written in ("265.1. Links#", "(260.1), Theorem 260.1, Fig. 265.1"):
+        assert written in text
+    assert 'url=nbs/intro.html"' in (html / "index.html").read_text()
+
+
+def test_outputs_are_kept_while_code_library_and_ledger_stay(
+    root: Path, tmp_path: Path
+) -> None:
+    counter = "n = int(open('runs').read()); open('runs', 'w').write(str(n + 1))\n"
+    chapter = ["# Count", counter + "print('run number', n)"]
+    small_book(root, tmp_path, n110_count=chapter)
+    runs = tmp_path / "nbs" / "runs"
+    runs.write_text("0")
+    page = tmp_path / "_build" / "html" / "nbs" / "110_count.html"
+
+    def after(*words: str, **env: str) -> int:
+        done = build(tmp_path, *words, **env)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        number = int(runs.read_text())
+        assert f"run number {number - 1}" in page.read_text()
+        return number
+
+    assert after("-q", PCL_REUSE="1") == 1
+    assert after("-q", PCL_REUSE="1") == 1
+    write_page(tmp_path, "110_count", [*chapter, "# Prose\n\nMore of it."])
+    assert after("-q", PCL_REUSE="1") == 1 and "More of it." in page.read_text()
+    write_page(tmp_path, "110_count", [*chapter, "x = 1"])
+    assert after("-q", PCL_REUSE="1") == 2, "its code changed"
+    for changed in ("pcl/bessel.py", "pcl/published/sphere.py", "results/a/b.json"):
+        (tmp_path / changed).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / changed).write_text("\n")
+        before = int(runs.read_text())
+        assert after("-q", PCL_REUSE="1") == before + 1, changed
+        assert after("-q", PCL_REUSE="1") == before + 1
+    assert after("--all") == 6 and after("--all") == 7, "make book runs everything"
+
+
+def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run make in a small book, with the tools of this environment."""
+    (folder / "ready").touch()  # after everything it depends on: nothing is installed
+    tools = [f"BIN={Path(sys.executable).parent}", "READY=ready"]
+    return subprocess.run(
+        ["make", "--no-print-directory", *words, *tools],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def small_project(root: Path, tmp_path: Path) -> Path:
+    """A book with a library of one module, and all that make needs."""
+    chapter = [
+        "# Ball\n> Round.",
+        "#| default_exp ball",
+        "#| export\nx  =  (1,2)",
+        "x[0]",
+    ]
+    link = "# Other\n\nSee {eq}`eq-elsewhere` and {prf:ref}`thm-elsewhere`."
+    other = [link, "raise ValueError('only when asked for')"]
+    small_book(root, tmp_path, n110_ball=chapter, n120_other=other, words="# Words\n")
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "settings.ini"):
+        shutil.copy(root / name, tmp_path)
+    (tmp_path / "pcl").mkdir()
+    return tmp_path
+
+
+def test_make_export_formats_cleans_and_exports(small_project: Path) -> None:
+    done = make(small_project, "export")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "x = (1, 2)" in (small_project / "nbs" / "110_ball.ipynb").read_text()
+    module = (small_project / "pcl" / "ball.py").read_text()
+    assert "x = (1, 2)" in module and module.startswith('"""Round."""')
+
+
+def test_make_chapter_renders_one_chapter_and_says_where(small_project: Path) -> None:
+    done = make(small_project, "chapter", "N=110")
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = Path(done.stdout.splitlines()[-1].removeprefix("The chapter is at "))
+    text = page.read_text()
+    assert page.stem == "110_ball" and ">110. Ball<" in text
+    assert not page.with_stem("120_other").exists()
+    assert (small_project / "pcl" / "ball.py").exists(), "exported"
+
+    failed = make(small_project, "chapter", "N=120_other.ipynb")
+    assert failed.returncode != 0
+    assert "nbs/120_other, cell 2: ValueError: only when asked for" in failed.stdout
+
+
+@pytest.mark.parametrize("words", [["N=999"], ["N=balls"], []])
+def test_make_chapter_answers_an_unknown_one_in_one_line(
+    small_project: Path, words: list[str]
+) -> None:
+    done = make(small_project, "chapter", *words)
+    assert done.returncode != 0 and done.stdout.count("\n") == 1
+    assert done.stdout.startswith("No chapter ") and "110 120" in done.stdout

@@ -174,6 +174,28 @@ def test_page_served_is_typeset_described_and_fits_a_phone(
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_the_book_opens_at_its_root_page(browser: webdriver.Chrome) -> None:
+    open_page(browser, (HTML / "index.html").as_uri())
+    root_page = (HTML / "nbs" / "intro.html").as_uri()
+    WebDriverWait(browser, 30).until(lambda b: b.current_url == root_page)
+    foreign = [u for u in requests(browser) if not u.startswith(HTML.as_uri())]
+    assert foreign == [] and console_errors(browser) == []
+
+
+def test_chapters_carry_the_number_of_their_file(browser: webdriver.Chrome) -> None:
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    parts = [part for part in toc["parts"] if part.get("numbered", True)]
+    files = [chapter["file"] for part in parts for chapter in part["chapters"]]
+    numbers = [f"{Path(name).name[:3]}." for name in files]
+    open_page(browser, (HTML / "nbs" / "260_losses.html").as_uri())
+    links = browser.find_elements(By.CSS_SELECTOR, "nav.bd-links a.reference")
+    shown = [link.get_attribute("textContent").split()[0] for link in links]
+    assert [word for word in shown if word.rstrip(".").isdigit()] == numbers
+    for tag, start in (("h1", "260. "), ("h2", "260.1. ")):
+        heading = browser.find_element(By.CSS_SELECTOR, f"article {tag}")
+        assert heading.text.startswith(start)
+
+
 def test_no_directive_shows_on_any_page() -> None:
     for page in pages():
         assert "#| " not in (HTML / page).read_text(), page

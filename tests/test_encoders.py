@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pcl.encoders import SphereEncoder, mlp, mlp_encoder, set_kappa_range
+from pcl.encoders import SphereEncoder, encode, mlp_encoder, set_kappa_range
+from pcl.networks import mlp
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -73,3 +74,22 @@ def test_half_precision_networks_give_single_precision_posteriors() -> None:
         q = encoder(x)
     assert q.loc.dtype == q.concentration.dtype == torch.float32
     torch.testing.assert_close(q.loc, encoder(x).loc, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_an_encoder_says_each_parameter_once(shared: bool) -> None:
+    encoder = mlp_encoder(6, 4, [16, 16], shared)
+    groups = encoder.groups()
+    assert list(groups) == ["mu", "kappa"]
+    said = [id(p) for group in groups.values() for p in group]
+    assert sorted(said) == sorted(id(p) for p in encoder.parameters())
+    kappa = [id(p) for p in encoder.kappa_net.parameters()]
+    assert [id(p) for p in groups["kappa"]] == kappa
+
+
+def test_many_observations_are_encoded_in_parts() -> None:
+    encoder, x = mlp_encoder(6, 4, [16, 16]), torch.randn(25, 6)
+    q = encode(encoder, x, batch_size=10)
+    assert q.batch_shape == (25,) and not q.loc.requires_grad
+    torch.testing.assert_close(q.loc, encoder(x).loc)
+    torch.testing.assert_close(q.concentration, encoder(x).concentration)

@@ -17,25 +17,29 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from example_losses import example
 from torch import Tensor, nn
 from training_world import Encoder, draw
 
 import pcl
-from pcl import experiments
 from pcl.bessel import log_normalizer
+from pcl.checkpoints import CheckpointError, read_checkpoint
 from pcl.encoders import SphereEncoder, mlp_encoder
-from pcl.experiments import Job, measure_grid
+from pcl.experiments import Job
 from pcl.generative import UniformProcess
-from pcl.kernels import log_marginal
 from pcl.ledger import LedgerError, Record, from_json, read, write
-from pcl.losses import ELK, HIB, ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE
+from pcl.losses import HIB, LOSSES, ExactInfoNCE, InfoNCE, MCInfoNCE
+from pcl.marginal import log_marginal
 from pcl.metrics import pair_cosines
-from pcl.training import CheckpointError, Config, Diverged, Draw, fit, read_checkpoint
+from pcl.studies import controlled
+from pcl.studies.losses import measure_grid
+from pcl.training import Config, Diverged, Draw, fit
 from pcl.vmf import VonMisesFisher
 
 TINY = Config(steps=12, batch_size=8, log_every=5, kappa_from=0.0)
@@ -48,7 +52,7 @@ def record(seed: int = 0, points: int = 1) -> Record:
         "cpu",
         seed,
         {"loss": 1.0},
-        curve={"loss": [0.123456789] * points},
+        series={"curve": {"loss": [0.123456789] * points}},
     )
 
 
@@ -115,7 +119,7 @@ WRITER = """
 import sys
 from pcl.ledger import Record, write
 for seed in range(100_000):
-    path = write(Record("table1", "ambiguous", "cpu", seed, {"loss": 1.0}, curve={"loss": [0.5] * 2000}), sys.argv[1])
+    path = write(Record("table1", "ambiguous", "cpu", seed, {"loss": 1.0}, series={"curve": {"loss": [0.5] * 2000}}), sys.argv[1])
     print(path, flush=True)
 """
 
@@ -429,7 +433,7 @@ def test_a_killed_search_resumes_in_the_cell_it_was_in(
 ) -> None:
     """Table 7 ends in its fifth cell; finished cells are not trained again, and the
     numbers are those of an unbroken search."""
-    config = {**Job("table7", "mcinfonce", "smoke", 100).config(), "steps": 4}
+    config = replace(Job("table7", "mcinfonce", "smoke", 100).settings(), steps=4)
     unbroken, file, trained = measure_grid(config, 100), tmp_path / "search.pt", []
 
     def counted(
@@ -454,7 +458,7 @@ def test_a_killed_search_resumes_in_the_cell_it_was_in(
         return run
 
     steps: list[int] = []
-    monkeypatch.setattr(experiments, "fit", counted)
+    monkeypatch.setattr(controlled, "fit", counted)
     with pytest.raises(Stop):
         measure_grid(config, 100, file)
     broken = trained[-1]
@@ -475,7 +479,7 @@ def test_a_killed_search_resumes_in_the_cell_it_was_in(
     with pytest.raises(
         CheckpointError, match="another run: steps is 4 there and 5 here"
     ):
-        measure_grid({**config, "steps": 5}, 100, file)
+        measure_grid(replace(config, steps=5), 100, file)
 
 
 # --- two at once
@@ -739,27 +743,16 @@ class Overflows(SphereEncoder):
 
 
 @pytest.mark.parametrize("part", ["mu", "kappa"])
-@pytest.mark.parametrize(
-    "loss",
-    [
-        InfoNCE(5.0),
-        MCInfoNCE(5.0, 4),
-        ExactInfoNCE(5.0),
-        ExactNWJ(5.0),
-        ELK(1.0),
-        HIB(2.0, 0.0, 4),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("name", LOSSES)
 def test_posteriors_that_are_not_numbers_are_a_divergence(
-    tmp_path: Path, loss: nn.Module, part: str
+    tmp_path: Path, name: str, part: str
 ) -> None:
     with pytest.raises(
         Diverged, match=r"loss nan at step 5, the last good checkpoint is .*run\.pt"
     ):
         fit(
             Overflows(part),
-            loss,
+            example(name),
             draw,
             TINY,
             checkpoint=tmp_path / "run.pt",
@@ -814,10 +807,10 @@ def some(n: int = 4) -> VonMisesFisher:
     ],
 )
 def test_absurd_sizes_fail_at_once_and_say_why(call, message: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises((ValueError, RuntimeError, MemoryError), match=message):
         call()
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_many_dimensions_are_no_absurdity() -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +21,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from pcl import features as module
+from pcl.datasets import ImageSet, generated_images
 from pcl.features import (
-    VIEWS,
+    BACKBONES,
+    DEFAULT_MODEL,
     Backbone,
     Journal,
     extract,
-    fingerprint,
     frozen_backbone,
     renamed,
-    view,
     view_features,
 )
-from pcl.images import crop, generated_images
+from pcl.files import fingerprint
+from pcl.pairs import VIEWS
 
 needs_weights = pytest.mark.skipif(
     importlib.util.find_spec("timm") is None
@@ -286,22 +287,6 @@ def test_two_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("shared/*/lock"))
 
 
-def test_views_share_sizes_and_are_reproducible() -> None:
-    images = generated_images(40)[0].images
-    full, random, centre = (view(images, name) for name in ("full", "random", "centre"))
-    assert torch.equal(full.data, images) and (full.sizes == 1).all()
-    assert torch.equal(random.sizes, centre.sizes) and not torch.equal(
-        random.data, centre.data
-    )
-    assert torch.equal(centre.data, crop(images, centre.sizes, "centre"))
-    assert torch.equal(view(images, "augment-1").data, view(images, "augment-1").data)
-    assert not torch.equal(
-        view(images, "augment-1").sizes, view(images, "augment-2").sizes
-    )
-    with pytest.raises(ValueError, match="name must be one of full, random"):
-        view(images, "corner")
-
-
 def test_view_features_come_from_the_default_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,7 +338,7 @@ def test_weights_are_renamed_only_if_they_correspond() -> None:
 
 
 @needs_weights
-def test_the_frozen_backbone_knows_imagenet(cifar10: module.ImageSet) -> None:
+def test_the_frozen_backbone_knows_imagenet(cifar10: ImageSet) -> None:
     """Nearest neighbours by class, far beyond what pixels do: the weights are in their
     places."""
     backbone = frozen_backbone(side=96)
@@ -370,7 +355,8 @@ def test_the_frozen_backbone_knows_imagenet(cifar10: module.ImageSet) -> None:
 
 @needs_weights
 def test_foreign_weights_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WEIGHTS", "0" * 64)
+    entry = replace(BACKBONES[DEFAULT_MODEL], sha256="0" * 64)
+    monkeypatch.setitem(BACKBONES, DEFAULT_MODEL, entry)
     with pytest.raises(ValueError, match="SHA-256"):
         frozen_backbone()
 
@@ -396,3 +382,19 @@ def test_iterables_are_taken_and_batches_refused(
         )
     with pytest.raises(TypeError, match=r"the loader's \.dataset"):
         extract(model, torch.utils.data.DataLoader(list(images)), tmp_path / "c")  # type: ignore[arg-type]
+
+
+def test_a_shift_may_differ_by_channel_and_an_unknown_backbone_is_named() -> None:
+    images = torch.rand(2, 3, 4, 4) * 255
+    found = Backbone(nn.Flatten(), 4, (1.0, 2.0, 3.0), 2.0)(images)
+    shift = torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1)
+    torch.testing.assert_close(found, ((images - shift) / 2).flatten(1))
+    with pytest.raises(ValueError, match="did you mean 'tf_efficientnet_lite0'"):
+        frozen_backbone(name="efficientnet_lite0")
+
+
+@needs_weights
+def test_names_of_caches_made_by_earlier_versions_are_found_again() -> None:
+    """The fingerprint of the backbone as it was when the features of the book were
+    cached."""
+    assert fingerprint(frozen_backbone(64)) == "fadec7d210f723e7c4bc716adc09d651"

@@ -9,14 +9,11 @@ import scipy.stats
 import torch
 
 from pcl.bessel import bessel_ratio
-from pcl.generative import (
-    PaperProcess,
-    UniformProcess,
-    published_acceptance,
-    published_coefficients,
-)
-from pcl.kernels import log_marginal
+from pcl.generative import PaperProcess, Process, UniformProcess
+from pcl.marginal import log_marginal
 from pcl.metrics import rmse
+from pcl.published.data import PublishedPairsProcess, PublishedProcess
+from pcl.published.sphere import published_acceptance, published_coefficients
 
 DOUBLE = torch.float64
 
@@ -181,6 +178,10 @@ class FiniteProcess(PaperProcess):
         return (weights / weights.sum()).flatten().numpy()
 
 
+class PublishedFiniteProcess(FiniteProcess, PublishedPairsProcess):
+    """The same observations, paired by the published acceptance."""
+
+
 def chi_squared_p(counts: np.ndarray, law: np.ndarray) -> float:
     """p-value of the counts under the law, with cells of fewer than 8 expected counts
     merged."""
@@ -211,7 +212,7 @@ def test_exact_pairs_follow_h_on_a_finite_circle() -> None:
 
 
 def test_published_pairs_follow_their_own_law_and_miss_the_vmf() -> None:
-    process = FiniteProcess(kappa_pos=10.0, kappa_range=(4.0, 40.0), pairs="published")
+    process = PublishedFiniteProcess(kappa_pos=10.0, kappa_range=(4.0, 40.0))
     counts = process.counts(
         [process.sample(20_000, generator=torch.Generator().manual_seed(1))]
     )
@@ -254,11 +255,11 @@ def test_the_bias_of_a_pool_is_of_order_one_over_its_size() -> None:
     assert distances[2] < 0.4 * distances[0]
 
 
-@pytest.mark.parametrize("pairs", ["exact", "published"])
+@pytest.mark.parametrize("kind", [PaperProcess, PublishedPairsProcess])
 def test_paper_batches_are_reproducible_and_shaped(
-    world: PaperProcess, pairs: str
+    world: PaperProcess, kind: type[PaperProcess]
 ) -> None:
-    process = PaperProcess(smoothing_steps=500, pairs=pairs, dtype=DOUBLE)
+    process = kind(smoothing_steps=500, dtype=DOUBLE)
     first, second = (
         process.sample(64, 3, torch.Generator().manual_seed(4)) for _ in range(2)
     )
@@ -410,7 +411,6 @@ def test_coefficients_of_the_published_acceptance() -> None:
     ("options", "words"),
     [
         ({"family": "cauchy"}, "family"),
-        ({"pairs": "rejection"}, "pairs"),
         ({"dim": 1}, "dim"),
         ({"pool": 0}, "pool"),
         ({"smoothing_steps": -1}, "smoothing_steps"),
@@ -423,6 +423,31 @@ def test_bad_options_of_the_paper_process_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         PaperProcess(**options)
+
+
+@pytest.mark.parametrize("kind", [PaperProcess, PublishedProcess, UniformProcess])
+def test_every_process_says_its_true_parameters(kind: type) -> None:
+    options = {} if kind is UniformProcess else {"smoothing_steps": 500}
+    process: Process = kind(10, **options)
+    x = process.draw((2, 7), torch.Generator().manual_seed(0))
+    mu, kappa = process.true_parameters(x)
+    assert x.shape == (2, 7, process.features)
+    assert mu.shape == (2, 7, process.dim) and kappa.shape == (2, 7)
+    posterior = kind(10, **options).posterior(x)
+    assert posterior.loc.equal(mu) and posterior.concentration.equal(kappa)
+    pairs = process.sample(16, 2, torch.Generator().manual_seed(1))
+    assert pairs.x.shape == pairs.x_pos.shape == (16, process.features)
+    assert pairs.x_neg is not None and pairs.x_neg.shape == (16, 2, process.features)
+
+
+def test_another_law_of_pairs_overrides_one_method() -> None:
+    class Twins(PaperProcess):
+        def draw_pairs(self, n, generator):
+            x = self.draw((n,), generator)
+            return x, x
+
+    pairs = Twins(smoothing_steps=500).sample(8, 3)
+    assert pairs.x.equal(pairs.x_pos) and pairs.x_neg.shape == (8, 3, 10)
 
 
 def test_a_batch_takes_as_many_tables_as_it_needs() -> None:
@@ -441,8 +466,8 @@ def test_hopeless_requests_say_what_to_do(world: PaperProcess) -> None:
         world.sample(0)
     with pytest.raises(RuntimeError, match="raise pool"):
         PaperProcess(smoothing_steps=500, pool=2).sample(512)
-    with pytest.raises(RuntimeError, match="pairs='exact'"):
-        PaperProcess(smoothing_steps=500, kappa_pos=1e6, pairs="published").sample(8)
+    with pytest.raises(RuntimeError, match="use PaperProcess"):
+        PublishedPairsProcess(smoothing_steps=500, kappa_pos=1e6).sample(8)
     with pytest.raises(RuntimeError, match="smoothing_steps"):
         PaperProcess(64, smoothing_steps=0)
     with pytest.raises(ValueError, match="n_terms"):

@@ -6,19 +6,15 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-# DESIGN: data flows left to right; a module imports only from its left. Private modules
-# serve everyone.
-FLOW = (
-    "names", "files", "provenance", "bessel", "vmf", "kernels", "losses", "generative", "images", "encoders", "features", "metrics", "retrieval", "training",
-    "ledger", "heads", "trust", "embedding", "experiments", "plots", "cli",
-)  # fmt: skip
 HEAVY = (
     "torchvision", "timm", "PIL", "matplotlib", "seaborn", "nbdev", "IPython", "tqdm", "lightning", "lightning_fabric",
     "submitit", "faiss", "sklearn", "safetensors", "pyarrow",
@@ -45,7 +41,7 @@ def test_import_pulls_in_nothing_heavy() -> None:
 def test_every_module_imports_without_extras(root: Path) -> None:
     """The library proper needs torch, numpy and scipy only: everything else is refused
     at import."""
-    names = [p.stem for p in (root / "pcl").glob("[a-z]*.py")]
+    names = list(modules(root))
     refuse = f"import sys; sys.modules.update(dict.fromkeys({HEAVY!r}))"
     load = f"import importlib; [importlib.import_module('pcl.' + name) for name in {names!r}]"
     python(refuse + "; " + load)
@@ -53,43 +49,146 @@ def test_every_module_imports_without_extras(root: Path) -> None:
 
 @pytest.mark.parametrize("what", ["pcl", "pcl.losses"])
 def test_import_is_cheap(what: str) -> None:
-    code = f"import torch, time; t = time.perf_counter(); import {what}; print(time.perf_counter() - t)"
+    code = f"import torch, time; t = time.process_time(); import {what}; print(time.process_time() - t)"
     assert min(float(python(code)) for _ in range(3)) <= 0.3
 
 
-def imports_of(path: Path) -> set[str]:
-    """The sibling modules a module imports, anywhere in it, if only to check types."""
-    found: set[str] = set()
+def layers(root: Path) -> list[list[str]]:
+    """The layers that contributors read: a list of modules for each."""
+    text = (root / "CONTRIBUTING.md").read_text()
+    lines = re.findall(r"^[0-9] ((?:[a-z_0-9.*]+ ?)+)$", text, re.MULTILINE)
+    return [line.split() for line in lines]
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """The public modules of the package by their dotted name."""
+    package = root / "pcl"
+    found = (path.relative_to(package) for path in package.rglob("*.py"))
+    parts = {path: path.with_suffix("").parts for path in found}
+    return {
+        ".".join(names): package / path
+        for path, names in parts.items()
+        if not any(name.startswith("_") for name in names)
+    }
+
+
+def place_of(name: str, table: list[list[str]]) -> tuple[int, int]:
+    """Layer and place of a module; a file of `published` stands at its layer's end."""
+    for depth, names in enumerate(table):
+        for position, pattern in enumerate(names):
+            if fnmatch(name, pattern):
+                return depth, position
+    raise AssertionError(f"{name} has no place in the layers of CONTRIBUTING.md")
+
+
+def imports_of(path: Path, name: str) -> dict[str, set[str]]:
+    """What a module imports from which of its siblings, anywhere in it."""
+    package = ["pcl", *name.split(".")[:-1]]
+    found: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            found |= (
-                {node.module.split(".")[0]}
-                if node.module
-                else {alias.name for alias in node.names}
-            )
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-            "pcl."
-        ):
-            found.add((node.module or "").split(".")[1])
+        if isinstance(node, ast.ImportFrom):
+            start = package[: len(package) + 1 - node.level] if node.level else []
+            full = ".".join([*start, *filter(None, [node.module])])
+            if full.startswith("pcl."):
+                names = {alias.name for alias in node.names}
+                found.setdefault(full.removeprefix("pcl."), set()).update(names)
         elif isinstance(node, ast.Import):
-            found |= {
-                alias.name.split(".")[1]
-                for alias in node.names
-                if alias.name.startswith("pcl.")
-            }
+            for alias in node.names:
+                if alias.name.startswith("pcl."):
+                    found.setdefault(alias.name.removeprefix("pcl."), set())
     return found
 
 
-def test_imports_point_left(root: Path) -> None:
-    for path in (root / "pcl").glob("[a-z]*.py"):
-        assert path.stem in FLOW, f"{path.stem} has no place in the flow {FLOW}"
-        public = {name for name in imports_of(path) if not name.startswith("_")}
-        right = [name for name in public if FLOW.index(name) >= FLOW.index(path.stem)]
-        assert right == [], f"{path.stem} imports from its right: {right}"
+OLD = ("images", "embedding")  # names for one release, with a warning
 
 
-def test_the_flow_is_the_one_that_contributors_read(root: Path) -> None:
-    assert f"`{' -> '.join(FLOW)}`" in (root / "CONTRIBUTING.md").read_text()
+def test_imports_point_to_layers_above_or_to_the_left(root: Path) -> None:
+    table = layers(root)
+    for name, path in modules(root).items():
+        if name in OLD:
+            continue
+        own = place_of(name, table)
+        for other in imports_of(path, name):
+            if not other.startswith("_"):
+                assert place_of(other, table) < own, f"{name} imports {other}"
+
+
+def test_every_module_of_the_layers_is_there(root: Path) -> None:
+    known = modules(root)
+    for pattern in (name for names in layers(root) for name in names):
+        assert any(fnmatch(name, pattern) for name in known), f"there is no {pattern}"
+
+
+def test_what_is_wrong_on_purpose_is_imported_by_studies_only(root: Path) -> None:
+    for name, path in modules(root).items():
+        wrong = [n for n in imports_of(path, name) if n.startswith("published.")]
+        assert not wrong or name.startswith(("studies.", "published.")), (name, wrong)
+
+
+def test_no_private_name_crosses_modules(root: Path) -> None:
+    for name, path in modules(root).items():
+        for other, names in imports_of(path, name).items():
+            private = [n for n in names if n.startswith("_")]
+            assert not private or other.startswith("_"), (name, other, private)
+
+
+def code_lines(path: Path) -> int:
+    """Lines of code, without blanks, comments, docstrings and the list of exports."""
+    text = path.read_text()
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        kinds = ast.FunctionDef | ast.ClassDef | ast.Module
+        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
+            skipped |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            skipped |= set(range(node.lineno, node.end_lineno + 1))
+    return sum(
+        1
+        for number, line in enumerate(text.splitlines(), 1)
+        if line.strip() and not line.lstrip().startswith("#") and number not in skipped
+    )
+
+
+def test_no_module_is_too_long(root: Path) -> None:
+    sizes = {name: code_lines(path) for name, path in modules(root).items()}
+    assert {name: size for name, size in sizes.items() if size > 650} == {}
+
+
+def exported_cells(notebook: Path) -> dict[str, list[str]]:
+    """The exported code of a chapter by module."""
+    cells = json.loads(notebook.read_text())["cells"]
+    sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    homes = re.findall(r"^#\| *default_exp +(\S+)", "\n".join(sources), re.MULTILINE)
+    found: dict[str, list[str]] = {}
+    for source in sources:
+        if match := re.match(r"#\| *exporti? *(\S*)", source):
+            module = match[1] or (homes[-1] if homes else "")
+            found.setdefault(module, []).append(source)
+    return found
+
+
+def bound(node: ast.AST) -> set[str]:
+    """The names that an import binds."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return set()
+    return {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+
+
+def test_each_chapter_imports_what_its_exported_cells_use(root: Path) -> None:
+    imported: dict[str, dict[str, set[str]]] = {}
+    used: dict[str, dict[str, set[str]]] = {}
+    for notebook in sorted((root / "nbs").glob("*.ipynb")):
+        for module, cells in exported_cells(notebook).items():
+            nodes = list(ast.walk(ast.parse("\n".join(cells))))
+            names = {n.id for n in nodes if isinstance(n, ast.Name)}
+            used.setdefault(module, {})[notebook.stem] = names
+            here = set().union(*map(bound, nodes))
+            imported.setdefault(module, {})[notebook.stem] = here
+    for module, chapters in used.items():
+        for stem, names in chapters.items():
+            others = {n for s, b in imported[module].items() if s != stem for n in b}
+            borrowed = names & others - imported[module][stem]
+            assert not borrowed, f"{stem} uses {sorted(borrowed)} of another chapter"
 
 
 def test_package_is_a_fresh_export(root: Path, tmp_path: Path) -> None:
@@ -100,18 +199,17 @@ def test_package_is_a_fresh_export(root: Path, tmp_path: Path) -> None:
             ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"),
         )
     shutil.copy(root / "settings.ini", tmp_path)
-    for path in (tmp_path / "pcl").glob("[a-z]*.py"):
+    for path in modules(tmp_path).values():
         path.unlink()
     export = "from nbdev.doclinks import nbdev_export; nbdev_export()"
     subprocess.run(
         [sys.executable, "-c", export], cwd=tmp_path, check=True, capture_output=True
     )
-    committed = {p.name: p.read_text() for p in (root / "pcl").glob("*.py")}
-    exported = {p.name: p.read_text() for p in (tmp_path / "pcl").glob("*.py")}
+    committed = {n: p.read_text() for n, p in modules(root).items()}
+    exported = {n: p.read_text() for n, p in modules(tmp_path).items()}
     assert sorted(committed) == sorted(exported)
-    assert [name for name in committed if committed[name] != exported[name]] == [], (
-        "run nbdev_export"
-    )
+    other = [name for name in committed if committed[name] != exported[name]]
+    assert other == [], "run make export"
 
 
 def test_notebooks_are_clean(root: Path, tmp_path: Path) -> None:
@@ -138,7 +236,7 @@ def test_notebooks_are_clean(root: Path, tmp_path: Path) -> None:
 
 
 def test_everything_exported_has_a_docstring_and_hints(root: Path) -> None:
-    for path in (root / "pcl").glob("[a-z]*.py"):
+    for path in modules(root).values():
         for node in ast.parse(path.read_text()).body:
             if isinstance(
                 node, ast.FunctionDef | ast.ClassDef
@@ -193,11 +291,31 @@ def shown_lines(path: Path) -> list[str]:
         cells = json.loads(path.read_text())["cells"]
         sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
         return [line for source in sources for line in source.splitlines()]
-    _, _, code = path.read_text().partition("\n# %% ../nbs/")
-    return code.splitlines()
+    _, *code = re.split(r"\n# %% (?:\.\./)+nbs/", path.read_text(), maxsplit=1)
+    return "".join(code).splitlines()
 
 
 def test_code_fits_the_page(root: Path) -> None:
     for path in [*(root / "nbs").glob("*.ipynb"), *(root / "pcl").rglob("[a-z]*.py")]:
         long = [line for line in shown_lines(path) if len(line) > 88]
         assert long == [], f"{path.name}: {long[0]}"
+
+
+QUIET = ("#|hide", "#|echo:false")  # cells whose code a reader does not see
+
+
+def test_no_reader_misses_an_assertion(root: Path) -> None:
+    for path in sorted((root / "nbs").glob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            lines = "".join(cell["source"]).splitlines()
+            quiet = any(line.replace(" ", "").startswith(QUIET) for line in lines[:4])
+            asserts = [line for line in lines if line.lstrip().startswith("assert ")]
+            assert not (quiet and asserts), f"{path.name} hides {asserts[0].strip()!r}"
+
+
+def test_a_chapter_says_in_one_line_what_it_holds(root: Path) -> None:
+    """The line below the title becomes the docstring of the module."""
+    for path in sorted((root / "nbs").glob("*.ipynb")):
+        title = "".join(json.loads(path.read_text())["cells"][0]["source"])
+        tagline = next((x for x in title.splitlines() if x.startswith("> ")), "")
+        assert 10 < len(tagline) <= 88, f"{path.name}: {tagline!r}"

@@ -18,22 +18,21 @@ import torch
 from torch import nn
 
 import pcl._torchvision  # noqa: F401  (before timm and torchvision, wherever they come in)
+from pcl.checkpoints import CheckpointError, load_weights, save_weights
+from pcl.datasets import generated_images
 from pcl.encoders import (
     NormEncoder,
     SphereEncoder,
-    augment,
-    load_weights,
-    mlp,
-    pretrain_classifier,
     probabilistic,
-    resnet18_small,
     set_median_kappa,
-    small_resnet,
     without_classifier,
 )
-from pcl.images import PairSampler, generated_images
 from pcl.losses import ExactInfoNCE
-from pcl.training import Config, connect, fit, make_objective, parameter_groups
+from pcl.networks import augment, mlp, resnet18_small, small_resnet
+from pcl.objectives import Contrast, parameter_groups
+from pcl.pairs import PairSampler
+from pcl.pretraining import pretrain_classifier
+from pcl.training import Config, fit
 from pcl.vmf import VonMisesFisher
 
 needs_timm = pytest.mark.skipif(
@@ -135,7 +134,7 @@ def test_both_kinds_train_in_the_loop(kind: Literal["norm", "head"]) -> None:
     encoder = probabilistic(small_resnet(widths=(4, 8)), 3, kind)
     loss = ExactInfoNCE(kappa_pos=8.0)
     config = Config(steps=4, batch_size=8, n_neg=2, kappa_from=0.0)
-    groups = parameter_groups(make_objective(encoder, loss, config, connect("cpu")))
+    groups = parameter_groups(Contrast(encoder, loss))
     assert ("kappa" in groups) == (kind == "head")
     before = [p.detach().clone() for p in encoder.parameters()]
     run = fit(encoder, loss, PairSampler(votes.probs).on(shapes.images), config)
@@ -210,12 +209,14 @@ def test_pretraining_learns() -> None:
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     data, _ = generated_images(16)
-    path = tmp_path / "weights.pt"
-    pretrain_classifier(
-        small_resnet(widths=(4,)), data, epochs=1, batch_size=8, path=path
-    )
+    path, run = tmp_path / "weights.pt", tmp_path / "run.pt"
+    small, wide = small_resnet(widths=(4,)), small_resnet(widths=(8,))
+    pretrain_classifier(small, data, epochs=1, batch_size=8, path=run)
+    with pytest.raises(CheckpointError, match="of another"):
+        pretrain_classifier(wide, data, epochs=1, batch_size=8, path=run)
+    save_weights({"net": small.state_dict()}, path)
     with pytest.raises(ValueError, match="of another network"):
-        load_weights(path, small_resnet(widths=(8,)))
+        load_weights(path, wide)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="damaged"):
@@ -236,8 +237,9 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 RUN = """
 import sys, torch
-from pcl.encoders import pretrain_classifier, small_resnet
-from pcl.images import generated_images
+from pcl.networks import small_resnet
+from pcl.pretraining import pretrain_classifier
+from pcl.datasets import generated_images
 torch.manual_seed(0)
 net = small_resnet(widths=(4, 8))
 losses = pretrain_classifier(net, generated_images(256)[0], epochs=8, batch_size=32, path=sys.argv[1])

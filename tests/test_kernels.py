@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import ive
 
-from pcl import kernels
+from pcl import marginal, pair_integral
 from pcl.bessel import bessel_ratio
 from pcl.kernels import (
-    NonIsotropicVMF,
     cosine_similarity,
     kl,
     log_bhattacharyya,
     log_expected_likelihood,
-    log_marginal,
     squared_distance,
 )
+from pcl.marginal import log_marginal
+from pcl.nonisotropic import NonIsotropicVMF
+from pcl.published.sphere import published_log_prob
 from pcl.vmf import VonMisesFisher
 
 F64 = torch.float64
@@ -254,7 +255,7 @@ def test_extremes_are_finite_and_increase_with_the_cosine(dim, dtype):
 @pytest.mark.parametrize("force_integral", [False, True])
 def test_gradients(dim, force_integral, monkeypatch):
     if force_integral:
-        monkeypatch.setattr(kernels, "_n_terms", lambda *_: None)
+        monkeypatch.setattr(marginal, "_n_terms", lambda *_: None)
     g = torch.Generator().manual_seed(3)
     cos = (torch.rand(3, 4, generator=g, dtype=F64) * 1.8 - 0.9).requires_grad_()
     kappa1, kappa2 = (
@@ -293,14 +294,14 @@ def test_gradients_at_zero_and_at_a_point_mass():
 def test_smooth_across_the_switch(dim, kappa, kappa_pos, tolerance):
     t = torch.linspace(-1, 1, 2001, dtype=F64)[None]
     kappas = [tensor(k)[None, None] for k in (kappa_pos, kappa, kappa)]
-    value, slope = kernels._log_marginal_and_slopes(
+    value, slope = marginal._log_marginal_and_slopes(
         t, kappas, dim, tolerance, [True, False, False, False]
     )
-    n_terms = kernels._n_terms(dim, (kappa_pos, kappa, kappa))
-    (total,), size = kernels._series(t, kappas, dim, n_terms, [False] * 4)
-    trusted = 2 * kernels._EPS * size <= tolerance * total
+    n_terms = marginal._n_terms(dim, (kappa_pos, kappa, kappa))
+    (total,), size = marginal._series(t, kappas, dim, n_terms, [False] * 4)
+    trusted = 2 * marginal._EPS * size <= tolerance * total
     assert trusted.any() and not trusted.all()  # the switch is inside the range
-    truth, derivatives = kernels._integral(
+    truth, derivatives = pair_integral.marginal_integral(
         t[0], torch.cat(kappas).expand(3, 2001), dim, 1e-18, True
     )
     assert (value[0] - truth).abs().max() < 5 * tolerance
@@ -362,12 +363,12 @@ def test_interpolated_pairs_equal_integrated_ones(
 
     used: list[int] = []
     monkeypatch.setattr(
-        kernels,
+        marginal,
         "_interpolate",
-        lambda *x, real=kernels._interpolate: used.append(1) or real(*x),
+        lambda *x, real=marginal._interpolate: used.append(1) or real(*x),
     )
     many = run(slice(None))
-    monkeypatch.setattr(kernels, "_tabulated", lambda *x: None)
+    monkeypatch.setattr(marginal, "_tabulated", lambda *x: None)
     one_by_one = run(slice(0, 20))
     assert len(used) == (
         1 if high < 500 else len(used)
@@ -398,14 +399,14 @@ def test_tables_for_training_equal_the_series_and_forget_nothing(
         value = log_marginal(*inputs, kappa_pos, dim)
         return [value.detach(), *torch.autograd.grad(value.sum(), inputs)]
 
-    kernels._table.cache_clear()
+    marginal._table.cache_clear()
     first = run(cos, k1, k2)
     assert (
-        kernels._table.cache_info().currsize == 1
+        marginal._table.cache_info().currsize == 1
     )  # a table was built, so the comparison below is one
     for a, b in zip(first, run(cos.double(), k1.double(), k2.double()), strict=True):
         assert ((a - b).abs() / b.abs().clamp(min=1)).max() < 1e-4
-    kernels._table.cache_clear()
+    marginal._table.cache_clear()
     run(cos.detach().requires_grad_(), k1 * 0.9, k2 * 1.1)  # another batch first
     for a, b in zip(first, run(cos, k1, k2), strict=True):
         assert a.equal(b)
@@ -596,7 +597,7 @@ def test_nivmf_is_normalised_and_reduces_to_the_vmf():
     )
     # the published constant: prod(kappa) / |K mu| = 36 too much at K = 6 I
     torch.testing.assert_close(
-        round_one.published_log_prob(points) - math.log(36), round_one.log_prob(points)
+        published_log_prob(round_one, points) - math.log(36), round_one.log_prob(points)
     )
 
 
@@ -703,7 +704,9 @@ def test_one_matrix_per_gradient_is_kept_and_no_more():
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
         value = log_marginal(cos, k1[:, None], k2[None], 20.0, 10)
-    assert kernels._n_terms(10, (20.0, 40.0, 40.0)) > 20  # a matrix per term would show
+    assert (
+        marginal._n_terms(10, (20.0, 40.0, 40.0)) > 20
+    )  # a matrix per term would show
     assert (
         value.shape == (60, 50) and sum(kept) <= 4 * value.numel()
     )  # cos and three slopes

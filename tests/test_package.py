@@ -4,6 +4,7 @@ installed one works away from any checkout."""
 from __future__ import annotations
 
 import ast
+import importlib.util
 import os
 import re
 import shutil
@@ -14,13 +15,15 @@ import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
 DISTRIBUTION = "probabilistic-contrastive-learning"
-VERSION = "0.1.0"
+ROOT = Path(__file__).resolve().parent.parent
+VERSION = re.findall(r'"(.*)"', (ROOT / "pcl" / "__init__.py").read_text())[0]
 
 
 def quiet(words: list[str | Path], **options: object) -> str:
@@ -171,10 +174,11 @@ def test_the_source_distribution_is_the_whole_project(root: Path, sdist: Path) -
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     folders = {
-        "pcl": "*.py",
+        "pcl": "**/*.py",
         "nbs": "*",
         "tests": "*.py",
         "book": "**/*",
+        "changes": "*",
         "results": "**/*.json",
     }
     folders |= {"benchmarks": "*.py", "examples": "*.py"}
@@ -201,7 +205,7 @@ def test_the_source_distribution_is_the_whole_project(root: Path, sdist: Path) -
         *single,
         "pyproject.toml",
         "references.bib",
-        "intro.md",
+        "nbs/intro.md",
         "pcl/py.typed",
     } <= inside
 
@@ -212,9 +216,10 @@ def test_the_wheel_carries_the_chapters_the_ledger_and_the_types(
     assert wheel.name == f"{DISTRIBUTION.replace('-', '_')}-{VERSION}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
-    wanted = {f"pcl/{p.name}" for p in (root / "pcl").glob("*.py")} | {
+    modules = (root / "pcl").rglob("*.py")
+    wanted = {p.relative_to(root).as_posix() for p in modules} | {
         "pcl/py.typed",
-        "pcl/results/paper.toml",
+        "pcl/results/published/pcl.toml",
     }
     wanted |= {f"pcl/notebooks/{p.name}" for p in (root / "nbs").glob("*.ipynb")}
     wanted |= {
@@ -227,24 +232,89 @@ def test_the_wheel_carries_the_chapters_the_ledger_and_the_types(
     } == set(), "not for users"
 
 
+@pytest.fixture(scope="module")
+def changelog(root: Path) -> ModuleType:
+    """The script that assembles the changelog, loaded from its file."""
+    path = root / "book" / "pcl_changelog.py"
+    spec = importlib.util.spec_from_file_location("pcl_changelog", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_fragment_of_the_changelog_parses(
+    root: Path, changelog: ModuleType
+) -> None:
+    strangers = {p.name for p in (root / "changes").iterdir() if p.suffix != ".md"}
+    assert strangers == set(), "a fragment is a Markdown file"
+    changelog.fragments(root / "changes")
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("Fixed\nThe sampler no longer hangs.", None),
+        ("Added\nOne. Two!\nThree, as in `pcl.vmf`?\n", None),
+        ("Improved\nIt is better.", "one of Added"),
+        ("Fixed", "one to three sentences"),
+        ("Fixed\nNo full stop", "one to three sentences"),
+        ("Fixed\nOne. Two. Three. Four.", "one to three sentences"),
+    ],
+)
+def test_a_fragment_is_a_kind_and_one_to_three_sentences(
+    tmp_path: Path, changelog: ModuleType, text: str, wrong: str | None
+) -> None:
+    (tmp_path / "a.md").write_text(text)
+    if wrong is None:
+        assert changelog.parse(tmp_path / "a.md")[0] in changelog.KINDS
+    else:
+        with pytest.raises(ValueError, match=f"a.md: .*{wrong}"):
+            changelog.parse(tmp_path / "a.md")
+
+
+def test_a_release_moves_the_fragments_into_the_changelog(
+    tmp_path: Path, changelog: ModuleType
+) -> None:
+    (tmp_path / "settings.ini").write_text("[DEFAULT]\nversion = 0.2.0\n")
+    old = "# Changelog\n\nWords.\n\n## [0.1.0] - 2026-11-17\n\n### Added\n- All.\n"
+    (tmp_path / "CHANGELOG.md").write_text(old)
+    (tmp_path / "changes").mkdir()
+    (tmp_path / "changes" / "README.md").write_text("# Changes\n")
+    (tmp_path / "changes" / "b.md").write_text("Added\nA loss,\nand its proof.\n")
+    (tmp_path / "changes" / "a.md").write_text("Fixed\nA slip.\n")
+    assert changelog.release(tmp_path, "2026-12-01") == ""
+    new = "## [0.2.0] - 2026-12-01\n\n### Added\n- A loss, and its proof.\n\n### Fixed\n- A slip.\n\n"
+    head, tail = old.split("## [0.1.0]")
+    released = f"{head}{new}## [0.1.0]{tail}"
+    assert (tmp_path / "CHANGELOG.md").read_text() == released
+    assert [p.name for p in (tmp_path / "changes").iterdir()] == ["README.md"]
+
+    assert "nothing to release" in changelog.release(tmp_path, "2026-12-02")
+    (tmp_path / "changes" / "c.md").write_text("Fixed\nAnother.\n")
+    assert "raise the version" in changelog.release(tmp_path, "2026-12-02")
+    assert (tmp_path / "CHANGELOG.md").read_text() == released, "left as it was"
+    assert (tmp_path / "changes" / "c.md").exists()
+
+
 def test_one_version_everywhere(root: Path, installed: Path, tmp_path: Path) -> None:
     code = f"import pcl; from importlib.metadata import version; print(pcl.__version__, version({DISTRIBUTION!r}))"
     assert run(installed, tmp_path, "python", "-c", code).split() == [VERSION, VERSION]
     citation = yaml.safe_load((root / "CITATION.cff").read_text())
     assert str(citation["version"]) == VERSION
     assert f"version = {VERSION}\n" in (root / "settings.ini").read_text()
-    assert (
-        re.findall(r"^## \[(.*?)\]", (root / "CHANGELOG.md").read_text(), re.MULTILINE)[
-            0
-        ]
-        == VERSION
-    )
+    log = (root / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(.*?)\]", log, re.MULTILINE)
+    waiting = [p for p in (root / "changes").glob("*.md") if p.name != "README.md"]
+    assert released[0] == VERSION or waiting, "a version that the changelog leaves out"
 
 
 def test_an_empty_environment_imports_every_module_and_runs_the_readme(
     root: Path, installed: Path, tmp_path: Path
 ) -> None:
-    names = sorted(p.stem for p in (root / "pcl").glob("*.py") if p.stem != "__init__")
+    paths = [p.relative_to(root / "pcl") for p in (root / "pcl").rglob("*.py")]
+    names = [".".join(p.with_suffix("").parts).removesuffix(".__init__") for p in paths]
+    names = sorted(set(names) - {"__init__"})
     code = f"""
 import importlib
 for name in {names!r}:
@@ -263,7 +333,7 @@ def test_the_command_works_away_from_the_checkout(
     assert len(list((tmp_path / "chapters").glob("*.ipynb"))) == len(
         list((root / "nbs").glob("*.ipynb"))
     )
-    assert "sampler" in run(installed, tmp_path, "pcl", "report"), (
+    assert "sampler" in run(installed, tmp_path, "pcl", "report", "sampler"), (
         "the packaged ledger is read"
     )
     run(

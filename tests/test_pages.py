@@ -12,9 +12,7 @@ import torch
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted(
-    [ROOT / "intro.md", *(ROOT / "nbs").glob("*.md"), *(ROOT / "nbs").glob("*.ipynb")]
-)
+PAGES = sorted([*(ROOT / "nbs").glob("*.md"), *(ROOT / "nbs").glob("*.ipynb")])
 CITE = re.compile(r"\{cite(?::[a-z]+)?\}`([^`]+)`")
 LINK = re.compile(r"\]\(([^)#:\s]+\.(?:md|ipynb))\)")
 ENTRY = re.compile(r"^@\w+\{([^,\s]+),", re.MULTILINE)
@@ -85,7 +83,7 @@ def test_links_between_pages_resolve(page: Path) -> None:
 
 def test_every_page_in_the_table_of_contents_exists() -> None:
     names = toc_files(yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8")))
-    assert names and names[0] == "intro"
+    assert names and names[0] == "nbs/intro"
     assert len(names) == len(set(names)), "a page is listed twice"
     missing = [
         name
@@ -121,7 +119,9 @@ def test_citation_file_names_this_work_and_the_paper() -> None:
 
 def test_the_example_on_the_root_page_runs() -> None:
     (example,) = re.findall(
-        r"^```python\n(.*?)^```", prose(ROOT / "intro.md"), re.MULTILINE | re.DOTALL
+        r"^```python\n(.*?)^```",
+        prose(ROOT / "nbs" / "intro.md"),
+        re.MULTILINE | re.DOTALL,
     )
     *statements, last = ast.parse(example).body
     assert isinstance(last, ast.Expr)

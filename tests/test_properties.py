@@ -13,22 +13,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from example_losses import closed, example, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pcl import kernels, losses, metrics
-from pcl.kernels import NonIsotropicVMF, harmonic_counts, log_marginal, zonal_harmonics
-from pcl.losses import (
-    ELK,
-    HIB,
-    ContrastiveLoss,
-    ExactInfoNCE,
-    ExactNWJ,
-    InfoNCE,
-    MCInfoNCE,
-    loss_landscape,
-)
+from pcl import harmonics, kernels, losses, marginal, metrics, neighbours, nonisotropic
+from pcl.harmonics import clenshaw, coefficients, harmonic_counts, zonal_harmonics
+from pcl.losses import LOSSES, ExactInfoNCE, loss_landscape
+from pcl.marginal import log_marginal
+from pcl.nonisotropic import NonIsotropicVMF
 from pcl.vmf import VonMisesFisher
 
 COVERED: set[str] = set()
@@ -114,16 +108,9 @@ def leaves(*posteriors: VonMisesFisher) -> tuple[list[VonMisesFisher], list[Tens
 # --- losses
 # ----------------------------------------------------------------------------------------------------------
 
-CLOSED: dict[str, Callable[..., ContrastiveLoss]] = {
-    "InfoNCE": lambda **kw: InfoNCE(20.0, **kw),
-    "ExactInfoNCE": lambda **kw: ExactInfoNCE(20.0, **kw),
-    "ExactNWJ": lambda **kw: ExactNWJ(4.0, **kw),
-    "ELK": lambda **kw: ELK(1.0, **kw),
-}
-SAMPLED: dict[str, Callable[..., ContrastiveLoss]] = {
-    "MCInfoNCE": lambda **kw: MCInfoNCE(20.0, 7, **kw),
-    "HIB": lambda **kw: HIB(4.0, -1.0, 7, **kw),
-}
+CLOSED, SAMPLED = closed(), sampled()
+
+
 sizes = st.tuples(
     st.integers(2, 5), st.sampled_from(["batch", "own", "shared"]), st.integers(1, 4)
 )
@@ -144,18 +131,18 @@ def call(loss: nn.Module, parts: list[VonMisesFisher | None], seed: int = 0) -> 
     return loss(*parts)
 
 
-@covers("losses.ContrastiveLoss", *(f"losses.{name}" for name in {**CLOSED, **SAMPLED}))
-@pytest.mark.parametrize("name", {**CLOSED, **SAMPLED})
+@covers("losses.ContrastiveLoss", "losses.make_loss")
+@covers(*(f"losses.{kind.__name__}" for kind in LOSSES.values()))
+@pytest.mark.parametrize("name", LOSSES)
 @few
 @given(world=worlds(), size=sizes)
 def test_losses_have_one_finite_value_per_row_and_finite_slopes(
     name: str, world: World, size: tuple[int, str, int]
 ) -> None:
-    make = {**CLOSED, **SAMPLED}[name]
     parts, parameters = leaves(*(q for q in batch(world, size) if q is not None))
     parts = [*parts, *[None] * (3 - len(parts))]
     per_row, mean, total = (
-        call(make(reduction=r), parts) for r in ("none", "mean", "sum")
+        call(example(name, reduction=r), parts) for r in ("none", "mean", "sum")
     )
     assert (
         per_row.shape == (size[0],)
@@ -177,7 +164,7 @@ def test_closed_losses_see_neither_rotations_nor_the_order_of_rows(
     name: str, world: World, size: tuple[int, str, int]
 ) -> None:
     q, q_pos, q_neg = parts = batch(world, size)
-    loss = CLOSED[name](reduction="none")
+    loss = example(name, reduction="none")
     value, turn = loss(*parts), world.rotation()
     scale = (
         20 + world.largest * 1e-3 + value.abs().max().item()
@@ -204,10 +191,10 @@ def test_sampled_losses_depend_on_the_seed_only(
     name: str, world: World, size: tuple[int, str, int], chunk: int
 ) -> None:
     parts = batch(world, size)
-    value = call(SAMPLED[name](reduction="none"), parts, seed=1)
-    assert call(SAMPLED[name](reduction="none"), parts, seed=1).equal(value)
+    value = call(example(name, reduction="none"), parts, seed=1)
+    assert call(example(name, reduction="none"), parts, seed=1).equal(value)
     world.close(
-        call(SAMPLED[name](reduction="none", chunk_size=chunk), parts, seed=1),
+        call(example(name, reduction="none", chunk_size=chunk), parts, seed=1),
         value,
         20,
     )
@@ -228,7 +215,7 @@ def test_sampled_losses_of_points_see_neither_rotations_nor_order(
         for p in batch(world, size)
     ]
     q, q_pos, q_neg = parts
-    loss, turn = SAMPLED[name](reduction="none"), world.rotation()
+    loss, turn = example(name, reduction="none"), world.rotation()
     value = call(loss, parts)
     world.close(
         call(loss, [None if p is None else rotated(p, turn) for p in parts]), value, 40
@@ -242,13 +229,13 @@ def test_sampled_losses_of_points_see_neither_rotations_nor_order(
     )
 
 
-@pytest.mark.parametrize("name", {**CLOSED, **SAMPLED})
+@pytest.mark.parametrize("name", LOSSES)
 @few
 @given(world=worlds(), rows=st.integers(2, 4), m=st.integers(1, 3))
 def test_losses_refuse_what_has_no_meaning(
     name: str, world: World, rows: int, m: int
 ) -> None:
-    loss = {**CLOSED, **SAMPLED}[name]()
+    loss = example(name)
     q, q_pos, q_neg = (
         world.posteriors(rows),
         world.posteriors(rows),
@@ -280,6 +267,22 @@ def test_losses_refuse_what_has_no_meaning(
             VonMisesFisher(*wrong)
 
 
+@covers("losses.Draws")
+@pytest.mark.parametrize("name", SAMPLED)
+@few
+@given(world=worlds(), size=sizes)
+def test_draws_are_cosines_that_can_be_cut_along_the_samples(
+    name: str, world: World, size: tuple[int, str, int]
+) -> None:
+    loss, parts = example(name), batch(world, size)
+    draws = loss.draw(*parts, torch.Generator().manual_seed(0))
+    cosines = draws.cosines(*draws.sampled, *draws.fixed)
+    assert cosines.shape == (loss.n_samples, len(draws.positive), draws.n)
+    assert (cosines.abs() <= 1 + 1e-3).all() and (draws.positive < draws.n).all()
+    first = draws.cosines(*(x[:1] for x in draws.sampled), *draws.fixed)
+    world.close(first[0], cosines[0], 20)
+
+
 @covers("losses.loss_landscape")
 @few
 @given(
@@ -305,7 +308,44 @@ def test_the_landscape_broadcasts_and_falls_towards_the_positive(
 # ---------------------------------------------------------------------------------------------------------
 
 
-@covers("kernels.zonal_harmonics", "kernels.harmonic_counts")
+@covers(
+    "harmonics.coefficients",
+    "harmonics.clenshaw",
+    "harmonics.harmonic_growth",
+    "harmonics.bessel_top",
+    "harmonics.bessel_down",
+)
+@few
+@given(dim=st.integers(2, 40), n=st.integers(2, 24), kappa=st.floats(0.1, 200))
+def test_coefficients_fall_with_the_degree_and_sum_to_the_density(
+    dim: int, n: int, kappa: float
+) -> None:
+    both = torch.tensor([kappa, 2 * kappa], dtype=torch.float64)
+    a, slopes = coefficients(both, dim, n)
+    assert (a[0] == 1).all() and (a.diff(dim=0) < 0).all() and (a >= 0).all()
+    assert (a[1:, 1] > a[1:, 0]).all() and (slopes[1:] > 0).all()
+    step = 1e-5 * kappa
+    up, down = (coefficients(both + s, dim, n)[0] for s in (step, -step))
+    torch.testing.assert_close(slopes, (up - down) / (2 * step), rtol=1e-5, atol=1e-9)
+    growth = [harmonics.harmonic_growth(dim, degree) for degree in range(n - 1)]
+    counts = harmonic_counts(dim, n)
+    torch.testing.assert_close(counts[1:] / counts[:-1], torch.tensor(growth).double())
+    # one rung down from the top is the ratio of the order below
+    order = 64.0 + dim / 2
+    _, short, slope = harmonics.bessel_top(order, both)
+    lower = harmonics.bessel_down(order - 1, both, short, slope)
+    expected = harmonics.bessel_top(order - 1 + 1e-12, both)[1:]
+    torch.testing.assert_close(lower[1:], expected, rtol=1e-9, atol=1e-12)
+    # the sweep sums the terms
+    t = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None].repeat(1, 2)
+    left = (counts[:, None, None] * a[:, None])[:, None]
+    (total,) = clenshaw(t, left, torch.ones_like(left), dim, False)
+    terms = counts[:, None, None] * a[:, None] * zonal_harmonics(t, dim, n)
+    scale = float(terms.abs().sum(0).max())
+    torch.testing.assert_close(total, terms.sum(0), rtol=0, atol=1e-12 * scale)
+
+
+@covers("harmonics.zonal_harmonics", "harmonics.harmonic_counts")
 @few
 @given(
     dim=st.integers(2, 40),
@@ -421,7 +461,21 @@ def test_kernels_have_finite_slopes_and_refuse_other_dimensions(
         kernel(p, q.loc)
 
 
-@covers("kernels.log_marginal")
+@covers("kernels.elk_at")
+@few
+@given(world=worlds())
+def test_the_expected_likelihood_knows_the_means_by_their_gap_only(
+    world: World,
+) -> None:
+    p, q = world.posteriors(5), world.posteriors(5)
+    gap = (p.loc.double() - q.loc.double()).square().sum(-1) / 2
+    kappas = p.concentration.double(), q.concentration.double()
+    value = kernels.elk_at(world.dim, gap, *kappas)
+    world.close(value.to(p.loc.dtype), kernels.log_expected_likelihood(p, q), 100)
+    torch.testing.assert_close(kernels.elk_at(world.dim, gap, *kappas[::-1]), value)
+
+
+@covers("marginal.log_marginal")
 @few
 @given(
     world=worlds(largest=1e3),
@@ -462,7 +516,7 @@ def test_the_marginal_is_symmetric_broadcasts_and_rises_with_the_cosine(
             log_marginal(*bad, world.dim)
 
 
-@covers("kernels.NonIsotropicVMF")
+@covers("nonisotropic.NonIsotropicVMF")
 @few
 @given(world=worlds(largest=100.0), n=st.integers(1, 3), m=st.integers(1, 3))
 def test_the_non_isotropic_density_turns_with_its_axes_and_reduces_to_the_isotropic(
@@ -564,6 +618,7 @@ def test_correlations_are_symmetric_bounded_and_blind_to_scale(
     )
 
 
+@covers("metrics.as_vector")
 @pytest.mark.parametrize("name", ["rmse", "mae", "pearson", "spearman"])
 @few
 @given(pair=two_columns())
@@ -571,6 +626,7 @@ def test_comparisons_refuse_nan_whole_numbers_and_other_lengths(
     name: str, pair: tuple
 ) -> None:
     compare, (a, b) = getattr(metrics, name), pair
+    assert np.array_equal(metrics.as_vector("a", a), np.asarray(a))
     for bad, error in (((a * math.nan, b), "a has NaN"), ((a, b * math.nan), "b has NaN"), ((a[1:], b), "as many entries"),
                        ((a[:0], b[:0]), "at least")):  # fmt: skip
         with pytest.raises(ValueError, match=error):
@@ -623,9 +679,8 @@ def test_recovery_sees_no_rotation(world: World, n: int, block: int) -> None:
             bad()
 
 
-@covers(
-    "metrics.nearest", "metrics.Neighbours", "metrics.hits_at_k", "metrics.recall_at_k"
-)
+@covers("neighbours.nearest", "neighbours.Neighbours", "neighbours.as_embeddings")
+@covers("metrics.hits_at_k", "metrics.recall_at_k", "metrics.as_classes")
 @few
 @given(
     world=worlds(),
@@ -642,7 +697,7 @@ def test_neighbours_are_those_of_a_full_search(
         world.normal(m, world.dim),
         world.rotation(),
     )
-    found = metrics.nearest(queries, base, k, block=block)
+    found = neighbours.nearest(queries, base, k, block=block)
     unit = [nn.functional.normalize(x.double(), dim=-1) for x in (queries, base)]
     full = (unit[0] @ unit[1].T).topk(k).values
     assert (
@@ -651,7 +706,7 @@ def test_neighbours_are_those_of_a_full_search(
     )
     torch.testing.assert_close(found.cosines, full, rtol=0, atol=1e-9)
     torch.testing.assert_close(
-        metrics.nearest(3 * queries @ turn, base @ turn, k).cosines,
+        neighbours.nearest(3 * queries @ turn, base @ turn, k).cosines,
         full,
         rtol=0,
         atol=1e-5,
@@ -670,11 +725,28 @@ def test_neighbours_are_those_of_a_full_search(
     assert metrics.recall_at_k(queries[order], 7 - labels[order], k) == pytest.approx(
         recall
     ), "neither order nor names matter"
-    for bad in (lambda: metrics.nearest(queries * math.nan), lambda: metrics.nearest(queries, base, m + 1),
-                lambda: metrics.nearest(queries, world.normal(m, world.dim + 1)),
+    for bad in (lambda: neighbours.nearest(queries * math.nan), lambda: neighbours.nearest(queries, base, m + 1),
+                lambda: neighbours.nearest(queries, world.normal(m, world.dim + 1)),
                 lambda: metrics.hits_at_k(queries, labels[1:])):  # fmt: skip
         with pytest.raises(ValueError, match=r"queries|database|k must|labels"):
             bad()
+
+
+@covers("neighbours.unit_rows", "neighbours.cosine_gaps")
+@few
+@given(world=worlds(), n=st.integers(1, 10), s=st.integers(1, 5))
+def test_gaps_see_directions_only(world: World, n: int, s: int) -> None:
+    queries, items = world.normal(n, world.dim), world.normal(n, s, world.dim)
+    unit = neighbours.unit_rows(items, torch.float64)
+    torch.testing.assert_close(unit.norm(dim=-1), torch.ones(n, s).double())
+    gaps = neighbours.cosine_gaps(queries, items)
+    assert gaps.shape == (n, s) and ((gaps >= 0) & (gaps <= 2 + 1e-9)).all()
+    assert neighbours.cosine_gaps(4 * queries, items / 2).equal(gaps)
+    assert (neighbours.cosine_gaps(queries, queries.unsqueeze(1)) == 0).all()
+    cosines = torch.einsum(
+        "nd,nsd->ns", neighbours.unit_rows(queries, torch.float64), unit
+    )
+    torch.testing.assert_close(1 - gaps, cosines, rtol=0, atol=1e-12)
 
 
 @st.composite
@@ -773,8 +845,9 @@ def test_entropy_sees_no_order_of_classes(
 
 
 def exported() -> Iterator[str]:
-    """Functions and classes of the three modules; constants have no properties."""
-    for module in (losses, kernels, metrics):
+    """Functions and classes of these modules; constants have no properties."""
+    sphere = (harmonics, kernels, marginal, nonisotropic, neighbours)
+    for module in (losses, *sphere, metrics):
         for name in module.__all__:
             thing = getattr(module, name)
             if inspect.isfunction(thing) or inspect.isclass(thing):

@@ -16,11 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from pcl.experiments import EXPERIMENTS, PRESETS, Job, run_job
+from pcl.experiments import PRESETS, Job, experiments, run_job
 from pcl.heads import save_head, train_head
-from pcl.ledger import format_ours, read, scoreboard
+from pcl.ledger import read
+from pcl.scores import format_ours, scoreboard
 
+EXPERIMENTS = experiments()
 FOLDER = Path(__file__).parent / "snapshots"
+EXPERIMENTS = experiments()
 
 
 def processor() -> str:
@@ -156,7 +159,7 @@ def test_heads_and_their_cards_have_the_same_format(tmp_path: Path) -> None:
 
 
 def test_files_of_features_have_the_same_format(tmp_path: Path) -> None:
-    from pcl.embedding import Embedded
+    from pcl.folder import Embedded
 
     data = Embedded(
         torch.zeros(2, 1, 4),

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,16 +18,30 @@ from torch import Tensor, nn
 from training_world import Encoder, draw
 
 import pcl
+from pcl.checkpoints import CheckpointError, Run, read_checkpoint
+from pcl.devices import connect
+from pcl.encoders import SphereEncoder
 from pcl.losses import ExactInfoNCE, ExactNWJ, InfoNCE, MCInfoNCE
+from pcl.objectives import (
+    ByLabel,
+    Classify,
+    Contrast,
+    Learns,
+    Objective,
+    encoder_groups,
+    parameter_groups,
+    parts_of,
+)
 from pcl.training import (
-    CheckpointError,
     Config,
     Diverged,
-    Objective,
-    Run,
-    connect,
+    Epochs,
     fit,
-    read_checkpoint,
+    make_optimizer,
+    rate_factor,
+    set_modes,
+    set_rates,
+    train,
 )
 from pcl.vmf import VonMisesFisher
 
@@ -37,7 +52,7 @@ def weights(encoder: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in encoder.parameters()])
 
 
-def python(tmp_path: Path, code: str, *words: str, timeout: float = 150) -> str:
+def python(tmp_path: Path, code: str, *words: str, timeout: float = 600) -> str:
     """Run a script in a process of its own, without the launcher variables of an
     earlier one; return what it prints."""
     script = tmp_path / "script.py"
@@ -75,7 +90,8 @@ KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
 from pcl.losses import MCInfoNCE
-from pcl.training import Config, fit, read_checkpoint
+from pcl.checkpoints import read_checkpoint
+from pcl.training import Config, fit
 from training_world import Encoder, draw
 
 config = Config(steps=150, batch_size=8, n_neg=2, n_neg_frozen=0, log_every=9, kappa_from=0.3, seed=4)
@@ -398,7 +414,7 @@ def test_wrong_requests_say_what_to_do() -> None:
     with pytest.raises(ValueError, match="bf16-mixed"):
         connect(precision="half")
     with pytest.raises(ValueError, match="reduction='mean', not 'none'"):
-        Objective(Encoder(), InfoNCE(5.0, reduction="none"))
+        Contrast(Encoder(), InfoNCE(5.0, reduction="none"))
     frozen = Encoder().requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to train"):
         fit(frozen, InfoNCE(5.0), draw, TINY)
@@ -430,7 +446,8 @@ def test_without_lightning_one_process_trains_and_more_say_what_to_install(
 import sys
 sys.modules["lightning_fabric"] = sys.modules["tqdm"] = None
 from pcl.losses import InfoNCE
-from pcl.training import Config, connect, fit
+from pcl.devices import connect
+from pcl.training import Config, fit
 from training_world import Encoder, draw
 
 run = fit(Encoder(), InfoNCE(5.0), draw, Config(steps=3, batch_size=8))
@@ -444,6 +461,217 @@ except ImportError as error:
         said.startswith("3 ")
         and "pip install 'probabilistic-contrastive-learning[train]'" in said
     )
+
+
+# --- objectives
+# ------------------------------------------------------------------------------------------------------
+
+
+class Wrapper(nn.Module):
+    """Remembers another encoder, and passes on what it is given."""
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__()
+        self.inside = nn.ModuleList([encoder])
+
+    def forward(self, x: Tensor) -> VonMisesFisher:
+        return self.inside[0](x)
+
+
+class Proxies(nn.Module):
+    """One point per class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points = nn.Parameter(torch.eye(3, 4))
+
+    def forward(self, q: VonMisesFisher, labels: Tensor) -> Tensor:
+        cosines = q.loc @ self.points.T
+        return nn.functional.cross_entropy(q.concentration[:, None] * cosines, labels)
+
+
+def labelled() -> Epochs:
+    return Epochs(
+        draw(50, 0, torch.Generator().manual_seed(1))[0], torch.arange(50) % 3
+    )
+
+
+def sizes(groups: dict[str, list[nn.Parameter]]) -> dict[str, int]:
+    return {name: len(parameters) for name, parameters in groups.items()}
+
+
+def test_a_wrapper_does_not_hide_the_groups() -> None:
+    encoder = SphereEncoder(
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)),
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)),
+    )
+    bare, wrapped = (
+        parameter_groups(Contrast(e, InfoNCE(5.0)))
+        for e in (encoder, Wrapper(Wrapper(encoder)))
+    )
+    assert sizes(bare) == {"mu": 4, "kappa": 4}
+    assert {n: [id(p) for p in ps] for n, ps in bare.items()} == {
+        n: [id(p) for p in ps] for n, ps in wrapped.items()
+    }
+    assert sizes(encoder_groups(nn.Conv2d(3, 4, 1))) == {"mu": 2, "kappa": 0}, (
+        "a convolution's `groups` is a number"
+    )
+
+
+def test_phases_work_behind_a_wrapper() -> None:
+    phases = Config(steps=6, batch_size=16, kappa_from=0.5, mu_until=0.5, lr_kappa=1e-2)
+    plain, inside = Encoder(), Encoder()
+    a = fit(plain, ExactInfoNCE(5.0), draw, phases)
+    b = fit(Wrapper(inside), ExactInfoNCE(5.0), draw, phases)
+    assert torch.equal(weights(plain), weights(inside)) and a.curve == b.curve
+
+
+def test_modes_follow_the_groups_behind_a_wrapper() -> None:
+    encoder = Statistics()
+    wrapped = Wrapper(encoder)
+    of_kappa = parts_of(wrapped, encoder_groups(wrapped)["kappa"])
+    assert of_kappa == [encoder.kappa_net]
+    for now in (Learns(True, False), Learns(False, True)):
+        set_modes(wrapped, of_kappa, now)
+        modes = encoder.mu_net[1].training, encoder.kappa_net[1].training
+        assert modes == tuple(now)
+
+
+@pytest.mark.parametrize("named", [(), ("mu", "kappa")])
+def test_each_parameter_is_in_one_group(named: tuple[str, ...]) -> None:
+    class Careless(Contrast):
+        def groups(self) -> dict[str, list[nn.Parameter]]:
+            first, *rest = self.encoder.parameters()
+            groups: dict[str, list[nn.Parameter]] = {"mu": rest, "kappa": []}
+            for name in named:
+                groups[name].append(first)
+            return groups
+
+    wanted = "no group" if not named else "mu and kappa"
+    with pytest.raises(ValueError, match=rf"encoder\.mu_net\.0\.weight is in {wanted}"):
+        train(Careless(Encoder(), InfoNCE(5.0)), draw, TINY)
+
+
+def test_a_group_may_have_a_rate_of_its_own() -> None:
+    objective = ByLabel(Encoder(), Proxies(), rates={"loss": 10.0})
+    optimizer = make_optimizer(objective, TINY)
+    set_rates(optimizer, TINY, 15)
+    rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    factor = rate_factor(TINY, 15)
+    assert rates == {
+        "mu": factor * 4e-3,
+        "kappa": factor * 2e-3,
+        "loss": factor * 4e-3 * 10,
+    }
+    with pytest.raises(
+        ValueError, match=r"rates are given for proxies.*mu, kappa, loss"
+    ):
+        make_optimizer(ByLabel(Encoder(), Proxies(), rates={"proxies": 2.0}), TINY)
+
+
+def test_a_loss_of_labels_learns_with_its_proxies() -> None:
+    objective = ByLabel(Encoder(), Proxies(), rates={"loss": 2.0})
+    config = Config(steps=60, batch_size=16, lr_mu=2e-2, lr_kappa=1e-2, log_every=20)
+    before = objective.loss.points.detach().clone()
+    losses = train(objective, labelled(), config).curve["loss"]
+    assert losses[-1] < losses[0] - 0.1
+    assert not torch.equal(objective.loss.points, before)
+
+
+def test_soft_labels_are_labels() -> None:
+    x, labels = torch.randn(8, 6), torch.arange(8) % 3
+    objective = Classify(nn.Linear(6, 3))
+    soft = nn.functional.one_hot(labels, 3).float()
+    torch.testing.assert_close(objective((x, labels)), objective((x, soft)))
+
+
+LABELLED = {
+    "classes": lambda: Classify(nn.Linear(6, 3)),
+    "labels": lambda: ByLabel(Encoder(), Proxies()),
+}
+
+
+@pytest.mark.parametrize("name", LABELLED)
+@pytest.mark.parametrize("stop", [1, 9, 20])
+def test_labelled_runs_resume_bit_by_bit(tmp_path: Path, name: str, stop: int) -> None:
+    """Epochs of three batches and two items left over, so stops fall within them."""
+
+    class Stopping(Epochs):
+        def at(self, step: int):
+            if step == stop:
+                raise Stop
+            return super().at(step)
+
+    def start() -> Objective:
+        torch.manual_seed(0)
+        return LABELLED[name]()
+
+    file, data = tmp_path / "run.pt", labelled()
+    unbroken, resumed = start(), start()
+    whole = train(unbroken, data, TINY)
+    stopping = Stopping(data.x, data.labels)
+    with pytest.raises(Stop):
+        train(start(), stopping, TINY, checkpoint=file, checkpoint_every=4)
+    run = train(resumed, labelled(), TINY, checkpoint=file)
+    assert torch.equal(weights(unbroken), weights(resumed)) and run.curve == whole.curve
+
+
+def test_a_draw_of_labels_must_keep_to_its_order() -> None:
+    x, labels = torch.randn(16, 6), torch.arange(16) % 3
+    broken = x.clone()
+    broken[3, 2] = math.nan
+    for given, message in (
+        ((x, labels[:4]), "asked for 16 inputs and labels"),
+        ((x, labels, None), "asked for 16 inputs and labels"),
+        ((broken, labels), "inputs with NaN or infinity at step 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            train(LABELLED["classes"](), lambda *_, given=given: given, TINY)
+
+
+def test_an_epoch_takes_every_item_once() -> None:
+    data = Epochs(torch.arange(50), torch.arange(50))
+    drawn = [data.at(step)(16, 0, torch.Generator())[1] for step in range(6)]
+    first, second = torch.cat(drawn[:3]), torch.cat(drawn[3:])
+    assert len(first.unique()) == len(second.unique()) == 48
+    assert not torch.equal(first, second)
+
+
+def test_a_checkpoint_of_contrast_has_the_format_it_always_had(
+    checkpoint: Path,
+) -> None:
+    content = read_checkpoint(checkpoint)
+    assert content["format"] == "pcl.training 1"
+    assert content["identity"] == {**asdict(TINY), "loss": "ExactInfoNCE"}
+    assert list(content["objective"]) == [
+        f"encoder.{name}" for name in Encoder().state_dict()
+    ]
+    assert [group["name"] for group in content["optimizer"]["param_groups"]] == [
+        "mu",
+        "kappa",
+    ]
+    assert "rate" not in content["optimizer"]["param_groups"][0]
+
+
+def test_an_objective_may_bring_its_optimiser() -> None:
+    class Plain(Classify):
+        def optimizer(self, groups, lr, weight_decay):
+            return torch.optim.SGD(groups, lr)
+
+    torch.manual_seed(0)
+    net, byhand = nn.Linear(6, 3), nn.Linear(6, 3)
+    byhand.load_state_dict(net.state_dict())
+    data = labelled()
+    config = Config(steps=2, batch_size=16, schedule="constant", clip=math.inf)
+    train(Plain(net), data, config)
+    for step in range(2):
+        x, labels = data.at(step)(16, 0, torch.Generator())
+        byhand.zero_grad()
+        nn.functional.cross_entropy(byhand(x), labels).backward()
+        with torch.no_grad():
+            for p in byhand.parameters():
+                p -= 4e-3 * p.grad
+    torch.testing.assert_close(weights(net), weights(byhand))
 
 
 # --- several processes
@@ -468,7 +696,8 @@ COMPARE = """
 import json, sys
 import torch
 import pcl.losses
-from pcl.training import Config, connect, fit
+from pcl.devices import connect
+from pcl.training import Config, fit
 from training_world import Encoder, draw
 
 devices, cases, out = int(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
@@ -525,7 +754,8 @@ def test_a_run_moves_from_two_processes_to_one(tmp_path: Path) -> None:
     code = """
 import sys
 from pcl.losses import ExactInfoNCE
-from pcl.training import Config, connect, fit
+from pcl.devices import connect
+from pcl.training import Config, fit
 from training_world import Encoder, draw
 
 def stop_at_half(n, n_neg, generator, drawn=[]):

@@ -14,14 +14,10 @@ from torch.distributions import Independent, kl_divergence
 from torch.nn.functional import normalize
 
 import pcl.vmf as module
+from pcl import polar
 from pcl.bessel import bessel_ratio, log_normalizer, log_sphere_area
-from pcl.vmf import (
-    HypersphericalUniform,
-    VonMisesFisher,
-    fit,
-    published_cosine,
-    published_sample,
-)
+from pcl.published.sphere import published_cosine, published_sample
+from pcl.vmf import HypersphericalUniform, VonMisesFisher, fit
 
 F64 = torch.float64
 DIMS = (2, 3, 5, 10, 64, 512, 2048)
@@ -51,12 +47,12 @@ def theta_rule(
     """Gaps and weights of a Gauss-Legendre rule in the angle over all but 1e-17 of the
     mass, and the smallest gap."""
     k = torch.tensor([kappa], dtype=F64)
-    b = module._contraction(dim, k)
+    b = polar.contraction(dim, k)
     pivot = 2 * b / (1 + b)
     yes = torch.ones(1, dtype=torch.bool)
-    inner, outer = (module._window(dim, k, pivot, side, 45.0) for side in (yes, ~yes))
+    inner, outer = (polar._window(dim, k, pivot, side, 45.0) for side in (yes, ~yes))
     middle = 2 * torch.atan2(pivot.sqrt(), (2 - pivot).sqrt())
-    x, w = torch.tensor(module._legendre(nodes), dtype=F64).unbind(-1)
+    x, w = torch.tensor(polar._legendre(nodes), dtype=F64).unbind(-1)
     angle = middle + inner + (outer - inner) * x
     start = float(2 * torch.sin((middle + inner) / 2) ** 2)
     return 2 * torch.sin(angle / 2) ** 2, w * (outer - inner) * torch.sin(angle), start
@@ -70,7 +66,7 @@ def theta_rule(
 def test_cosine_follows_its_exact_law(dim: int, kappa: float) -> None:
     vmf = VonMisesFisher(direction(dim), kappa)
     gap = gaps(vmf.sample((1500,), generator=seeded(dim + int(kappa))), vmf.loc)
-    lower, *_ = module._cosine_law(dim, torch.tensor(kappa, dtype=F64), gap)
+    lower, *_ = polar.cosine_law(dim, torch.tensor(kappa, dtype=F64), gap)
     assert stats.kstest(lower.numpy(), "uniform").pvalue > 1e-3
 
 
@@ -81,9 +77,7 @@ def test_single_precision_draws_follow_the_same_law(dim: int, kappa: float) -> N
     z = vmf.sample((3000,), generator=seeded(1))
     assert z.dtype == torch.float32
     assert float((z.double().norm(dim=-1) - 1).abs().max()) < 1e-6
-    lower, *_ = module._cosine_law(
-        dim, torch.tensor(kappa, dtype=F64), gaps(z, vmf.loc)
-    )
+    lower, *_ = polar.cosine_law(dim, torch.tensor(kappa, dtype=F64), gaps(z, vmf.loc))
     assert stats.kstest(lower.numpy(), "uniform").pvalue > 1e-3
 
 
@@ -174,7 +168,7 @@ def test_moving_quantiles_integrate_to_the_derivatives_of_moments(
 ) -> None:
     gap, weight, _ = theta_rule(dim, kappa)
     k = torch.tensor(kappa, dtype=F64, requires_grad=True)
-    _, _, density, speed = module._cosine_law(dim, k.detach(), gap)
+    _, _, density, speed = polar.cosine_law(dim, k.detach(), gap)
     mass = weight * density
     torch.testing.assert_close(
         mass.sum(), torch.tensor(1.0, dtype=F64), rtol=1e-11, atol=0
@@ -294,7 +288,7 @@ def test_cdf_agrees_with_quadrature_of_the_density(dim: int, kappa: float) -> No
     mass = weight * torch.exp(log_f)
     mean, second = ((mass * gap**p).sum() / mass.sum() for p in (1, 2))
     # E[y] = int P(y > s) ds and E[y^2] = 2 int s P(y > s) ds test the cdf at every node
-    lower, upper, *_ = module._cosine_law(dim, torch.tensor(kappa, dtype=F64), gap)
+    lower, upper, *_ = polar.cosine_law(dim, torch.tensor(kappa, dtype=F64), gap)
     torch.testing.assert_close((weight * lower).sum() + below, mean, rtol=1e-11, atol=0)
     torch.testing.assert_close(
         2 * (weight * gap * lower).sum() + below**2, second, rtol=1e-11, atol=0
@@ -313,10 +307,10 @@ def test_cdf_agrees_with_quadrature_of_the_density(dim: int, kappa: float) -> No
 def test_quantiles_round_trip(dim: int, log_kappa: float, q: float) -> None:
     kappa = torch.tensor([10**log_kappa], dtype=F64)
     level = torch.tensor([q], dtype=F64)
-    gap = module._solve_gap(dim, kappa, level, 1 - level)
-    lower, *_ = module._cosine_law(dim, kappa, gap)
+    gap = polar.solve_gap(dim, kappa, level, 1 - level)
+    lower, *_ = polar.cosine_law(dim, kappa, gap)
     assert abs(float(lower) / q - 1) < 1e-10
-    back = module._solve_gap(dim, kappa, lower, 1 - lower)
+    back = polar.solve_gap(dim, kappa, lower, 1 - lower)
     assert abs(float(back / gap) - 1) < 1e-10  # relative in 1 - cos
     vmf = VonMisesFisher(torch.eye(dim, dtype=F64)[0], kappa)
     t = vmf.cosine_icdf(level)
@@ -335,7 +329,7 @@ def test_quantile_edges_and_tiny_levels() -> None:
     tiny = vmf.credible_cosine(
         torch.tensor(1e-18, dtype=F64)
     )  # 1 - 1e-18 rounds to 1: only the upper tail knows it
-    _, upper, *_ = module._cosine_law(10, torch.tensor(20.0, dtype=F64), 1 - tiny)
+    _, upper, *_ = polar.cosine_law(10, torch.tensor(20.0, dtype=F64), 1 - tiny)
     assert float(upper) == pytest.approx(1e-18, rel=1e-8)
 
 
@@ -812,7 +806,7 @@ def test_the_closed_form_in_three_dimensions_keeps_its_far_tail(kappa: float) ->
     ratio = torch.tensor(
         [0.0, 1e-45, 1e-30, 1e-12, 1e-7, 1e-3, 0.5, 0.999, 1.0, 2.0, 1e4, 1e10]
     )
-    gap = module._draw_gap(3, torch.tensor(kappa), ratio, None)
+    gap = polar.draw_gap(3, torch.tensor(kappa), ratio, None)
     with mpmath.workdps(60):
         k = mpmath.mpf(max(kappa, 1e-30))
         exact = [

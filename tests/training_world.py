@@ -28,6 +28,10 @@ class Encoder(nn.Module):
                 nn.Linear(width, 12), nn.Tanh(), nn.Linear(12, 1)
             )
 
+    def groups(self) -> dict[str, list[nn.Parameter]]:
+        body = [*self.backbone.parameters(), *self.mu_net.parameters()]
+        return {"mu": body, "kappa": list(self.kappa_net.parameters())}
+
     def forward(self, x: Tensor) -> VonMisesFisher:
         hidden = self.backbone(x)
         outputs = self.mu_net(hidden), self.kappa_net(hidden)

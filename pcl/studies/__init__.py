@@ -1,0 +1,1 @@
+"""What the book runs: one module per study, and nothing imports them."""

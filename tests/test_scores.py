@@ -1,0 +1,608 @@
+"""Works and their published numbers, the rules of the scoreboard, and its reports."""
+
+import json
+import math
+import re
+import tomllib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from pcl import scores
+from pcl.ledger import Record, check_name
+from pcl.scores import (
+    RULES,
+    PublishedCell,
+    ScoreRow,
+    cells_of,
+    choose,
+    format_ours,
+    judge,
+    parse_cell,
+    published_configs,
+    published_numbers,
+    report_json,
+    report_markdown,
+    report_text,
+    scoreboard,
+    tolerance,
+    works,
+)
+
+
+def record(**changes: object) -> Record:
+    base = {
+        "experiment": "table1",
+        "row": "ambiguous",
+        "preset": "cpu",
+        "seed": 0,
+        "metrics": {"kappa_rmse": 6.0},
+    }
+    return Record(**{**base, **changes})
+
+
+def cell(
+    experiment: str, row: str, metric: str, version: str | None = None
+) -> PublishedCell:
+    (found,) = [
+        e
+        for e in published_numbers()
+        if (e.experiment, e.row, e.metric) == (experiment, row, metric)
+        and version in (None, e.version)
+    ]
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# published numbers
+
+CELLS = {
+    "table1": 11,
+    "table2": 12 + 3 + 9 + 1,
+    "table3": 12,
+    "table4": 6 + 1 + 6,
+    "table5": 12,
+    "table7": 11,
+    "table8": 8,
+    "table9": 22,
+    "table10": 4,
+    "table11": 6,
+    "figure2": 4,
+    "figure3": 3,
+    "figure4": 4,
+    "figure5": 1,
+    "figure6": 1,
+    "figure7": 4,
+    "figure8": 1,
+}
+
+
+def test_every_table_and_figure_is_there_with_its_source() -> None:
+    entries = published_numbers()
+    assert (
+        Counter(e.experiment for e in entries) == CELLS and sum(CELLS.values()) == 142
+    )
+    assert len({(e.experiment, e.row, e.metric, e.version) for e in entries}) == 142
+    for e in entries:
+        assert re.match(r"(paper|thesis)\b.*(table|figure|section)", e.source), e
+        assert (
+            e.rule in RULES
+            and check_name("row", e.row)
+            and check_name("experiment", e.experiment)
+        )
+        assert (e.value is None) == (e.rule == "none") and e.better in (
+            "lower",
+            "higher",
+            "",
+        )
+        assert (e.seeds == 5) if e.stderr is not None else (e.seeds is None)
+        if (
+            e.printed not in ("not legible", "no number")
+            and e.rule in ("value", "choice")
+            and e.version != "both"
+        ):
+            assert e.version in ("paper", "thesis", "paper, text")
+
+
+@pytest.mark.parametrize(
+    ("where", "printed", "value", "stderr"),
+    [
+        (("table1", "ambiguous", "kappa_rmse"), "6.15 ± 0.61", 6.15, 0.61),
+        (("table1", "ambiguous", "mu_rmse"), "0.04 ± 0.00", 0.04, 0.0),
+        (("table1", "clear", "kappa_rmse"), "125.02 ± 10.64", 125.02, 10.64),
+        (("table1", "clear", "kappa_rank"), "0.64 ± 0.04", 0.64, 0.04),
+        (("table1", "injective", "mu_rmse"), "0.05 ± 0.01", 0.05, 0.01),
+        (("table1", "injective", "kappa_median"), "→ ∞", math.inf, None),
+        (("table2", "gaussian", "kappa_rmse", "paper"), "12.76 ± 0.66", 12.76, 0.66),
+        (("table2", "gaussian", "kappa_rank", "paper"), "0.78 ± 0.02", 0.78, 0.02),
+        (("table2", "laplace", "kappa_rmse", "paper"), "10^7 ± 10^7", 1e7, 1e7),
+        (("table2", "laplace", "kappa_rank", "paper"), "0.54 ± 0.14", 0.54, 0.14),
+        (("table2", "vmf", "spread_rank", "thesis"), "0.75", 0.75, None),
+        (("table2", "gaussian", "spread_rank", "thesis"), "0.70", 0.70, None),
+        (("table2", "laplace", "kappa_median", "thesis"), "≈ 2000", 2000.0, None),
+        (("table2", "gaussian", "mu_rmse", "thesis"), "not legible", None, None),
+        (("table3", "hib", "kappa_rmse"), "10^14 ± 10^14", 1e14, 1e14),
+        (("table3", "hib", "kappa_rank"), "-0.02 ± 0.09", -0.02, 0.09),
+        (("table3", "elk", "kappa_rmse"), "21.70 ± 0.31", 21.7, 0.31),
+        (("table3", "elk", "mu_rank"), "1.00 ± 0.00", 1.0, 0.0),
+        (("table4", "hib", "crop_corr", "paper"), "0.72", 0.72, None),
+        (("table4", "elk", "entropy_corr", "paper"), "0.10", 0.1, None),
+        (("table4", "mcinfonce", "crop_corr", "paper"), "0.70", 0.7, None),
+        (("table4", "mcinfonce", "crop_corr", "paper, text"), "0.72", 0.72, None),
+        (("table4", "elk", "entropy_corr", "thesis"), "0.14 ± 0.05", 0.14, 0.05),
+        (("table4", "mcinfonce", "entropy_corr", "thesis"), "0.29 ± 0.01", 0.29, 0.01),
+        (("table5", "cifar10h-hard", "entropy_corr", "paper"), "0.26", 0.26, None),
+        (("table5", "cifar10-hard", "crop_corr", "paper"), "0.72", 0.72, None),
+        (("table5", "cifar10h-hard", "crop_corr", "thesis"), "0.64 ± 0.02", 0.64, 0.02),
+        (("table7", "mcinfonce", "best_m"), "32", 32.0, None),
+        (("table7", "elk", "best_phasewise"), "no", 0.0, None),
+        (("table7", "hib", "best_a"), "not legible", None, None),
+        (("table8", "shared", "kappa_rmse"), "7.31 ± 1.53", 7.31, 1.53),
+        (("table8", "shared", "kappa_rank"), "0.87 ± 0.02", 0.87, 0.02),
+        (("table9", "hib-cifar10h-soft", "best_b"), "1", 1.0, None),
+        (("table9", "mcinfonce-cifar10h-hard", "best_dim"), "16", 16.0, None),
+        (("table9", "mcinfonce-cifar10-hard", "best_kappa_pos"), "64", 64.0, None),
+        (("table10", "scratch", "crop_corr"), "0.62", 0.62, None),
+        (("table10", "scratch", "entropy_corr"), "0.31", 0.31, None),
+        (("table11", "infonce", "mu_rmse"), "0.83 ± 0.00", 0.83, 0.0),
+        (("table11", "infonce", "recall_at_1"), "0.858", 0.858, None),
+        (("table11", "mcinfonce", "recall_at_1"), "0.863", 0.863, None),
+        (("figure2", "d2", "kappa_rmse"), "2.89 ± 0.56", 2.89, 0.56),
+        (("figure2", "d2", "kappa_rank"), "0.82 ± 0.05", 0.82, 0.05),
+        (("figure3", "k16", "kappa_rmse"), "4.55", 4.55, None),
+        (("figure3", "k4", "kappa_rank"), "0.77", 0.77, None),
+        (("figure4", "d32", "kappa_rank"), "≥ 0.6", 0.6, None),
+        (("figure5", "mcinfonce", "recall_trend"), "increasing", 1.0, None),
+        (("figure6", "clear-query", "images_in_interval"), "1", 1.0, None),
+        (("figure7", "d10-d64", "kappa_rank"), "decreasing", -1.0, None),
+        (("figure8", "mcinfonce", "entropy_gap"), "no number", None, None),
+    ],
+)
+def test_a_published_cell(
+    where: tuple, printed: str, value: float | None, stderr: float | None
+) -> None:
+    e = cell(*where)
+    assert (e.printed, e.value, e.stderr) == (printed, value, stderr)
+
+
+def test_the_standard_row_is_the_same_wherever_it_is_repeated() -> None:
+    rows = [
+        ("table1", "ambiguous"),
+        ("table2", "vmf"),
+        ("table3", "mcinfonce"),
+        ("table8", "independent"),
+    ]
+    metrics = ("mu_rmse", "mu_rank", "kappa_rmse", "kappa_rank")
+    seen = {
+        tuple(
+            cell(e, r, m, "paper" if e == "table2" else None).printed for m in metrics
+        )
+        for e, r in rows
+    }
+    assert seen == {("0.04 ± 0.00", "0.99 ± 0.00", "6.15 ± 0.61", "0.82 ± 0.04")}
+
+
+def test_table_6_is_configuration() -> None:
+    configs = published_configs()
+    table6 = {k: c for k, c in configs.items() if c["source"].startswith("table 6")}
+    assert (
+        len(table6) == 12
+        and len(configs) == 15
+        and all(c["source"] for c in configs.values())
+    )
+    assert configs["d2"]["n_batches"] == 8192 and configs["d2"]["dim"] == 2
+    assert configs["mc-samples"]["n_samples"] == [1, 4, 16, 64, 256, 512]
+    assert (
+        configs["encoder-dim-128"]["batch_size"] == 256
+        and configs["encoder-dim-64"]["batch_size"] == 512
+    )
+    assert configs["high-dim-32-64"]["dim"] == [32, 40, 48, 56, 64]
+    assert (
+        configs["controlled"]["kappa_pos"] == 20
+        and configs["cifar"]["n_batches"] == 8192
+    )
+
+
+@pytest.mark.parametrize(
+    "printed", ["", "0,5", "0.5 +- 0.1", "± 0.1", "about 3", "1e3", "≥", "10^x"]
+)
+def test_an_unreadable_cell_is_refused(printed: str) -> None:
+    with pytest.raises(ValueError, match="printed"):
+        parse_cell(printed)
+
+
+# -------------------------------------------------------------------------------------------------------
+# scoreboard
+
+
+def board(*records: Record) -> list[ScoreRow]:
+    return [s for s in scoreboard(records) if s.verdict != "not yet run"]
+
+
+def test_an_empty_ledger_has_not_been_run() -> None:
+    rows = scoreboard([])
+    assert len(rows) == 142
+    assert {(s.verdict, s.preset, s.ours, s.seeds) for s in rows} == {
+        ("not yet run", "-", None, 0)
+    }
+
+
+def test_smoke_runs_are_never_judged() -> None:
+    assert board(record(preset="smoke"), record(experiment="own", preset="smoke")) == []
+
+
+def test_presets_are_kept_apart_and_repetitions_are_not_seeds() -> None:
+    rows = board(
+        record(created="2026-01-01T00:00:00+00:00", metrics={"kappa_rmse": 99.0}),
+        record(created="2026-01-02T00:00:00+00:00", seconds=10.0),
+        record(seed=1, metrics={"kappa_rmse": 6.4}, seconds=20.0),
+        record(preset="paper", metrics={"kappa_rmse": 60.0}),
+    )
+    assert [(s.preset, s.seeds, s.seconds, s.verdict) for s in rows] == [
+        ("cpu", 2, 30.0, "reproduced"),
+        ("paper", 1, 0.0, "differs"),
+    ]
+    assert (
+        math.isclose(rows[0].ours, 6.2)
+        and math.isclose(rows[0].spread, 0.2)
+        and rows[1].spread is None
+    )
+
+
+def test_two_versions_are_two_lines() -> None:
+    rows = board(
+        record(experiment="table4", row="mcinfonce", metrics={"crop_corr": 0.685})
+    )
+    assert {s.version: s.paper for s in rows} == {
+        "paper": "0.70",
+        "paper, text": "0.72",
+        "thesis": "0.68 ± 0.01",
+    }
+
+
+def test_the_injective_row_has_a_rule_of_its_own() -> None:
+    run = record(row="injective", metrics={"kappa_median": 5000.0})
+    (row,) = board(run)
+    assert row.rule == "diverges" and row.verdict == "reproduced" and row.paper == "→ ∞"
+    assert board(replace(run, metrics={"kappa_median": 1280.0}))[0].verdict == "differs"
+    assert (
+        board(replace(run, metrics={"kappa_median": math.inf}))[0].verdict
+        == "reproduced"
+    )
+    fallen = replace(
+        run,
+        series={"curve": {"kappa_median": [1.0, 100.0, 9000.0, 6000.0, 5000.0]}},
+    )
+    assert (board(fallen)[0].verdict, board(fallen)[0].reason) == (
+        "differs",
+        "a curve has fallen since half-way",
+    )
+    rising = replace(
+        run,
+        series={"curve": {"kappa_median": [1.0, 10.0, 100.0, 1000.0, 5000.0]}},
+    )
+    assert board(rising)[0].verdict == "reproduced"
+    assert board(rising, replace(fallen, seed=1))[0].verdict == "differs"
+
+
+def test_a_trend_is_read_from_the_rows_of_its_sweep() -> None:
+    def sweep(values: dict[str, float], seed: int = 0) -> list[Record]:
+        return [
+            record(experiment="figure3", row=k, seed=seed, metrics={"kappa_rmse": v})
+            for k, v in values.items()
+        ]
+
+    falling, rising = (
+        {"k1": 50.0, "k4": 20.0, "k64": 5.0},
+        {"k1": 1.0, "k4": 2.0, "k64": 3.0},
+    )
+    assert (
+        board(*sweep(falling))[0].verdict == "reproduced"
+        and board(*sweep(falling))[0].seeds == 1
+    )
+    assert board(*sweep(rising))[0].verdict == "differs"
+    assert board(*sweep({"k1": 1.0, "k64": 0.5})) == []  # two points make no trend
+    assert board(*sweep(falling), *sweep(rising, seed=1))[0].ours == 0.0
+
+
+def test_runs_of_our_own_are_shown_with_their_exact_value() -> None:
+    own = record(
+        experiment="sampler",
+        row="d64",
+        metrics={"mean_cos": 0.009},
+        exact={"mean_cos": 0.2364},
+    )
+    (row,) = board(own)
+    assert (row.paper, row.verdict) == (
+        "-",
+        "no paper value",
+    ) and "exact 0.2364" in row.reason
+    (plain,) = board(replace(own, exact={}))
+    assert plain.reason == ""
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from([e for e in published_numbers() if e.rule == "value"]),
+    st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6),
+)
+def test_the_value_rule_is_the_documented_one(
+    entry: PublishedCell, values: list[float]
+) -> None:
+    mean = sum(values) / len(values)
+    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    u = entry.half_unit
+    theirs = abs(entry.value) / 20 if entry.stderr is None else entry.stderr + u
+    counted = min(
+        error, max(theirs, abs(entry.value) / 4)
+    )  # a run that exploded must not escape by its scatter
+    near, far = u + 2 * theirs, u + 2 * math.sqrt(theirs**2 + counted**2)
+    assert math.isclose(tolerance(entry, 0.0), near, rel_tol=1e-9)
+    assert math.isclose(tolerance(entry, error), far, rel_tol=1e-9)
+    gap = abs(mean - entry.value)
+    if min(abs(gap - near), abs(gap - far)) > 1e-9:
+        verdict, reason = judge(entry, values)
+        assert verdict == (
+            "reproduced" if gap < near else "inconclusive" if gap < far else "differs"
+        )
+        if verdict == "differs" and entry.better:
+            improved = (mean < entry.value) == (entry.better == "lower")
+            assert ("better" in reason) == improved and ("worse" in reason) != improved
+
+
+def test_our_own_scatter_is_no_agreement() -> None:
+    """The same means, from seeds that agree and from seeds that do not."""
+    rank, bound = (
+        cell("table2", "laplace", "kappa_rank", "paper"),
+        cell("figure4", "d8", "kappa_rank"),
+    )
+    for entry, mean, wide in ((rank, 0.13, 0.3), (bound, 0.53, 0.25)):
+        assert judge(entry, [mean, mean, mean])[0] == "differs"
+        verdict, reason = judge(entry, [mean - wide, mean, mean + wide])
+        assert (
+            verdict == "inconclusive"
+            and "our seeds scatter too widely" in reason
+            and "ours is" not in reason
+        )
+        assert (
+            judge(entry, [mean - 4, mean - 3, mean + 1])[0] == "differs"
+        )  # no scatter is wide enough for that
+    assert (
+        judge(rank, [0.2, 0.5, 0.8])[0] == "reproduced"
+        and judge(bound, [0.55, 0.56])[0] == "reproduced"
+    )
+    (line,) = board(record(experiment="figure4", row="d8", metrics={"kappa_rank": 0.3}))
+    assert line.verdict == "differs"  # one seed has no scatter to hide behind
+
+
+@given(
+    st.sampled_from([e for e in published_numbers() if e.rule == "value" and e.value])
+)
+def test_the_published_value_reproduces_itself_and_its_double_does_not(
+    entry: PublishedCell,
+) -> None:
+    assert judge(entry, [entry.value] * 5)[0] == "reproduced"
+    if entry.stderr is None or abs(entry.value) > 4 * (entry.stderr + entry.half_unit):
+        assert judge(entry, [2 * entry.value] * 5)[0] == "differs"
+
+
+@settings(deadline=None)
+@given(st.sampled_from(published_numbers()), st.lists(st.floats(), max_size=5))
+def test_no_result_can_break_the_scoreboard(
+    entry: PublishedCell, values: list[float]
+) -> None:
+    where = {"experiment": entry.experiment, "row": entry.row}
+    rows = board(
+        *(
+            record(**where, seed=i, metrics={entry.metric: v})
+            for i, v in enumerate(values)
+        )
+    )
+    json.dumps(report_json(rows), allow_nan=False)
+    assert report_text(rows)
+    for s in rows:
+        assert s.verdict in ("reproduced", "differs", "inconclusive", "no paper value")
+        if any(map(math.isnan, values)) and s.rule != "none":
+            assert s.verdict == "differs"
+
+
+def test_an_order_of_magnitude_is_not_reproduced_by_a_sane_number() -> None:
+    hib = cell("table3", "hib", "kappa_rmse")
+    assert judge(hib, [5.0])[0] == "differs" and "better" in judge(hib, [5.0])[1]
+    assert (
+        judge(hib, [3e13, 4e14])[0] == "reproduced"
+        and judge(hib, [1e20])[0] == "differs"
+    )
+    assert judge(hib, [math.inf])[0] == "differs"
+
+
+@given(st.lists(st.floats(-10, 10), min_size=3, max_size=9))
+def test_the_rank_correlation_against_scipy(values: list[float]) -> None:
+    ours = scores._rank_correlation(values)
+    expected = (
+        spearmanr(range(len(values)), values).statistic if len(set(values)) > 1 else 0.0
+    )
+    assert math.isclose(ours, expected, abs_tol=1e-12)
+
+
+def test_a_row_of_ours_beside_published_ones_shows_what_they_measure() -> None:
+    metrics = {"kappa_mae": 5.0, "kappa_rank": 0.9, "spread_mae": 0.1}
+    own = [
+        s
+        for s in scoreboard([record(row="ambiguous-exact", metrics=metrics)])
+        if s.verdict == "no paper value"
+    ]
+    assert {s.metric for s in own} == {"kappa_mae", "kappa_rank"} and all(
+        s.label != s.metric for s in own
+    )
+    free = scoreboard([record(experiment="ours", row="a", metrics=metrics)])
+    assert {s.metric for s in free if s.verdict == "no paper value"} == set(metrics)
+
+
+def test_the_report_is_aligned_and_complete() -> None:
+    rows = scoreboard(
+        [
+            record(seconds=100.0),
+            record(seed=1, metrics={"kappa_rmse": 6.4}, seconds=100.0),
+        ]
+    )
+    lines = report_text(rows).splitlines()
+    assert len(lines) == 2 + len(rows) + 3
+    column = lines[0].index("paper")
+    assert all(line[column - 2 : column] == "  " for line in lines[2:-3])
+    assert (
+        lines[-2]
+        == "1 reproduced, 0 differs, 0 inconclusive, 141 not yet run, 0 no paper value"
+    )
+    assert lines[-1] == "all runs, one after the other: 3 min"
+    (ours,) = [s for s in rows if s.seeds]
+    assert format_ours(ours) == "6.20 ± 0.20" and "3 min" in report_text([ours])
+    keys = {
+        "experiment",
+        "row",
+        "preset",
+        "metric",
+        "paper",
+        "ours",
+        "spread",
+        "seeds",
+        "seconds",
+        "verdict",
+    }
+    objects = json.loads(json.dumps(report_json(rows), allow_nan=False))
+    assert len(objects) == len(rows) and all(keys <= set(o) for o in objects)
+    assert [o["paper_value"] for o in objects if o["rule"] == "diverges"] == ["inf"]
+
+
+def test_published_rmse_is_compared_with_what_its_code_computed() -> None:
+    """The published code prints a mean absolute error as RMSE: ours is compared by the
+    same quantity where it was recorded."""
+    both = [
+        record(seed=s, metrics={"kappa_mae": 6.1 + s / 10, "kappa_rmse": 60.0})
+        for s in (1, 2)
+    ]
+    (line,) = [
+        r
+        for r in scoreboard(both)
+        if (r.experiment, r.row, r.metric) == ("table1", "ambiguous", "kappa_rmse")
+    ]
+    assert line.ours == pytest.approx(6.25) and line.verdict == "reproduced"
+
+
+def test_a_single_seed_is_called_one() -> None:
+    (line,) = [
+        r
+        for r in scoreboard([record()])
+        if (r.experiment, r.row, r.metric) == ("table1", "ambiguous", "kappa_rmse")
+    ]
+    assert line.verdict == "reproduced" and "one seed" in line.reason
+
+
+# ------------------------------------------------------------------------------------
+# works
+
+OTHER = """
+[work]
+title = "Another work"
+authors = "Somebody"
+year = 2020
+source = "a shelf"
+versions = ["print"]
+[metrics]
+recall = { label = "Recall@1", better = "higher" }
+limit = { label = "limit", better = "" }
+[[table]]
+experiment = "table1"
+title = "A table"
+version = "print"
+source = "table 1"
+chapter = "915_scores"
+metrics = ["recall", "limit"]
+diverges_above = 7
+[table.rows]
+ce = ["0.50", "→ ∞"]
+[[cause]]
+experiment = "table1"
+row = "ce"
+metric = "recall"
+text = "other images"
+"""
+
+
+def test_another_work_s_tables_carry_its_name() -> None:
+    found = cells_of("other", tomllib.loads(OTHER))
+    assert {(e.experiment, e.work) for e in found} == {("other.table1", "other")}
+    run = record(experiment="other.table1", row="ce", metrics={"recall": 0.9})
+    (row, _) = scoreboard([run], found)
+    assert (row.verdict, row.cause, row.work) == ("differs", "other images", "other")
+    assert "other images" in report_text([row]) and "other images" in report_markdown(
+        [row]
+    )
+    (agreeing, _) = scoreboard([replace(run, metrics={"recall": 0.5})], found)
+    assert (agreeing.verdict, agreeing.cause) == ("reproduced", "")
+
+
+def test_a_table_says_itself_where_infinity_begins() -> None:
+    (_, limit) = cells_of("other", tomllib.loads(OTHER))
+    assert judge(limit, [8.0, 9.0])[0] == "reproduced"
+    assert judge(limit, [6.0, 9.0])[0] == "differs"
+    assert cell("table1", "injective", "kappa_median").threshold == 1280
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("diverges_above = 7", "", "needs diverges_above"),
+        ("chapter =", "chaptre =", "did you mean 'chapter'"),
+        ('metrics = ["recall"', 'metrics = ["recal"', "did you mean 'recall'"),
+        ("[[cause]]", "[[causes]]", "did you mean 'cause'"),
+        ('row = "ce"', 'row = "ec"', "which is no cell of it"),
+    ],
+)
+def test_a_slip_in_a_file_of_numbers_is_named(
+    before: str, after: str, message: str
+) -> None:
+    assert before in OTHER
+    with pytest.raises(ValueError, match=message):
+        cells_of("other", tomllib.loads(OTHER.replace(before, after)))
+
+
+def test_every_work_is_described() -> None:
+    assert next(iter(works())) == "pcl" and list(works())[-2:] == ["own", "speed"]
+    pcl = works()["pcl"]
+    assert pcl.year == 2023 and "Kirchhof" in pcl.authors and pcl.title and pcl.source
+    assert len(published_numbers("pcl")) == 142
+    with pytest.raises(ValueError, match="unknown published work 'plc'"):
+        published_numbers("plc")
+
+
+def test_every_table_names_a_chapter_that_exists(root: Path) -> None:
+    chapters = {e.chapter for e in published_numbers()}
+    assert all((root / "nbs" / f"{name}.ipynb").is_file() for name in chapters)
+
+
+# ------------------------------------------------------------------------------------
+# what a report shows
+
+
+def test_a_report_is_about_published_cells_unless_all_is_asked_for() -> None:
+    beside = record(row="ambiguous-exact", metrics={"kappa_rank": 0.9})
+    rows = scoreboard([record(), beside, record(experiment="hard", row="a")])
+    assert all(r.published for r in choose(rows)) and len(choose(rows)) == 142
+    assert len(choose(rows, everything=True)) == len(rows) == 144
+    assert {r.experiment for r in choose(rows, ["table1"])} == {"table1"}
+    assert len(choose(rows, ["table1"], True)) == len(choose(rows, ["table1"])) + 1
+    # an experiment without a published cell has nothing else to show
+    assert [r.experiment for r in choose(rows, ["hard"])] == ["hard"]
+    with pytest.raises(ValueError, match="did you mean 'table1'"):
+        choose(rows, ["tabel1"])
+
+
+def test_the_rules_under_a_table_are_one_line_each() -> None:
+    assert all(len(text) < 80 for text in RULES.values())
