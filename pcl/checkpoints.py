@@ -8,7 +8,8 @@ __all__ = ['FORMAT', 'CheckpointError', 'write_checkpoint', 'read_checkpoint', '
 
 # %% ../nbs/323_checkpoints.ipynb #ea0b2540
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -193,8 +194,20 @@ class Saver:
                 f"checkpoint {path} lacks {', '.join(sorted(lacking))}: restore it "
                 "from a copy, or delete it"
             )
+        if not content["run"].get("step") and content["identity"] != self.identity:
+            return None  # a run that never began: nothing is lost with it
         check_config(path, content["identity"], self.identity)
         return content
+
+    @contextmanager
+    def leaving_nothing(self, run: Run) -> Iterator[None]:
+        """Remove the checkpoint if the run ends in an error before its first step."""
+        try:
+            yield
+        except BaseException:
+            if self.path is not None and self.place.global_rank == 0 and not run.step:
+                self.path.unlink(missing_ok=True)
+            raise
 
     def resume(self) -> Run:
         """The run as its checkpoint has it, weights and optimiser included, or a new

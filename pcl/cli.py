@@ -12,17 +12,19 @@ __all__ = ['EXTRAS', 'COMMANDS', 'Parsers', 'list_experiments', 'show_row', 'par
 #| code-fold: true
 import argparse
 import json
+import math
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pcl
-from .files import install_hint, progress, replacing
+from .files import install_hint, printable, progress, replacing
 from .names import UnknownName, UsageError, lookup
 from .provenance import checkout, data_folder
 
@@ -80,11 +82,11 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def parse_count(text: str) -> int:
-    """Read a number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
+def parse_count(text: str, least: int = 1) -> int:
+    """Read a number that is not below the least one."""
+    if not text.isdigit() or int(text) < least:
         raise argparse.ArgumentTypeError(
-            f"a number of at least 1 is wanted, got {text!r}"
+            f"a number of at least {least} is wanted, got {text!r}"
         )
     return int(text)
 
@@ -151,21 +153,33 @@ def _say_cost(todo: Sequence, force: bool) -> int:
 # %% ../nbs/950_cli.ipynb #fd995c5e
 def report(args: argparse.Namespace) -> int:
     """Print paper against ours, for people or for machines."""
-    from pcl.ledger import read
+    from pcl.experiments import experiments
+    from pcl.ledger import read, read_roots, write_root
     from pcl.scores import choose, report_json, report_markdown, report_text, scoreboard
 
     ledger = read()
     rows = scoreboard(ledger.records)
-    shown = choose(rows, args.names, args.all)
+    known = {row.experiment: row for row in rows}
+    for name in args.names:
+        lookup("experiment", name, known | experiments())
+        if name not in known:
+            runs = sum(record.experiment == name for record in ledger)
+            why = "preset smoke is not judged" if runs else "`pcl run` makes them"
+            print(f"{name}: {runs} runs recorded; {why}", file=sys.stderr)
+    rows = [row for row in rows if not args.names or row.experiment in args.names]
+    names = list(dict.fromkeys(row.experiment for row in rows)) if args.names else []
+    shown = choose(rows, names, args.all)
     if args.json:
         print(json.dumps(report_json(shown), indent=1))
     else:
         print((report_markdown if args.markdown else report_text)(shown))
-    left_out = len(choose(rows, args.names, True)) - len(shown)
+    left_out = len(choose(rows, names, True)) - len(shown)
     if left_out and not (args.json or args.markdown):
         print(f"{left_out} lines of our own are left out: --all shows them")
     for problem in ledger.problems:
         print(f"skipped {problem.path}: {problem.reason}", file=sys.stderr)
+    if not any(root.exists() for root in read_roots()):
+        print(f"{write_root()} does not exist: no record was read", file=sys.stderr)
     return 0
 
 # %% ../nbs/950_cli.ipynb #99b6880d
@@ -286,7 +300,7 @@ def embed_folder(args: argparse.Namespace) -> int:
 
 def train_a_head(args: argparse.Namespace) -> int:
     """Train and save an uncertainty head on a file of features."""
-    from pcl.folder import make_loss, train_head_file
+    from pcl.folder import make_loss, train_head_file, verdict
 
     with in_one_line():
         loss = make_loss(args.loss, args.kappa_pos, args.samples)
@@ -308,17 +322,19 @@ def train_a_head(args: argparse.Namespace) -> int:
     for name, value in head.card.metrics.items():
         print(f"{name:20s} {value:.4g}")
     print(f"head: {args.out}, card: {Path(args.out).with_suffix('.json')}")
+    print(verdict(head.card))
     return 0
 
 
 def rank_images(args: argparse.Namespace) -> int:
     """Write the images of a file of features in order of their ambiguity."""
-    from pcl.folder import load_features, rank, write_table
+    from pcl.folder import load_features, rank, verdict, write_table
     from pcl.heads import load_head
 
     with in_one_line():
         data = load_features(args.features)
-        table = rank(data, load_head(args.head, data.backbone, data.features.shape[-1]))
+        head = load_head(args.head, data.backbone, data.features.shape[-1])
+        table = rank(data, head)
         written = write_table(table, args.out)
     if written.suffix != Path(args.out).suffix:
         print(
@@ -329,9 +345,12 @@ def rank_images(args: argparse.Namespace) -> int:
     for place in range(min(args.show, len(table["path"]))):
         print(
             f"{place + 1:5d}  kappa {table['kappa'][place]:8.2f}  "
-            f"{table['path'][place]}"
+            f"{printable(table['path'][place])}"
         )
+    if lost := sum(math.isnan(kappa) for kappa in table["kappa"]):
+        print(f"{lost} images have no certainty, since their features are NaN: first")
     print(f"{len(table['path'])} images, the most ambiguous first: {written}")
+    print(verdict(head.card))
     return 0
 
 # %% ../nbs/950_cli.ipynb #178491a8
@@ -403,7 +422,7 @@ def add_image_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     parser.add_argument("--out", required=True, help="a .parquet or .csv file")
     parser.add_argument(
         "--show",
-        type=int,
+        type=partial(parse_count, least=0),
         default=10,
         help="how many of the most ambiguous to print (default %(default)s)",
     )
@@ -483,6 +502,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _drop_output() -> None:
+    """Send what is left of the output nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command `pcl`; returns the exit code, 2 for a name or option not known."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -490,18 +514,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words and not words[0].startswith("-") and words[0] not in COMMANDS:
             raise UnknownName("command", words[0], COMMANDS)
         args = build_parser().parse_args(words)
-        return COMMANDS[args.command][0](args)
+        code = COMMANDS[args.command][0](args)
+        sys.stdout.flush()  # a full disk shows here, not after the last line of Python
+        return code
     except BrokenPipeError:  # whoever read our output, such as head, has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except KeyboardInterrupt:
         advice = "what is recorded stays, and the same command continues from there"
         print(f"pcl: interrupted; {advice}", file=sys.stderr)
         return 130
     except Exception as error:
-        if not type(error).__module__.startswith("pcl."):
+        known = type(error).__module__.startswith("pcl.")
+        if not known and not isinstance(error, OSError):
             raise
         print(f"pcl: {error}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # it was the output itself: Python would try once more
+            _drop_output()
         return 2 if isinstance(error, UsageError) else 1
 
 # %% ../nbs/950_cli.ipynb #0b130c41

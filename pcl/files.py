@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['is_running', 'remove_leftovers', 'partial_file', 'sync', 'settle', 'replacing', 'write_together', 'write_whole',
-           'Busy', 'locked', 'cache_folder', 'fingerprint', 'progress', 'install_hint', 'missing']
+           'Busy', 'locked', 'cache_folder', 'fingerprint', 'printable', 'progress', 'install_hint', 'missing']
 
 # %% ../nbs/905_files.ipynb #7d7d8400
 import hashlib
@@ -197,6 +197,13 @@ def _add(digest: Any, tensor: Any) -> None:
     digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
     flat = tensor.detach().cpu().contiguous().flatten()
     digest.update(flat.view(torch.uint8).numpy().data)
+
+# %% ../nbs/905_files.ipynb #9440be5c
+def printable(
+    text: str,  # such as a path, with whatever bytes a file's name holds
+) -> str:
+    """Text that can be printed and stored; bytes that are no UTF-8 appear as \\xff."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 # %% ../nbs/905_files.ipynb #34f85351
 class _NoBar:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SUFFIXES', 'SHORT_NAMES', 'UNFIT', 'Listing', 'find_images', 'list_set', 'list_images', 'TimmBackbone',
            'timm_backbone', 'ListedImages', 'Embedded', 'load_features', 'embed', 'head_losses', 'make_loss',
-           'train_from', 'rank', 'write_table', 'train_head_file']
+           'train_from', 'verdict', 'rank', 'write_table', 'train_head_file']
 
 # %% ../nbs/730_your_own_data.ipynb #7862c6de
 import csv
@@ -13,10 +13,11 @@ import difflib
 import io
 import json
 import math
+import os
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,14 +29,14 @@ from torch import Tensor, nn
 from .datasets import dataset
 from .features import BACKBONES, DEFAULT_MODEL, add_line, extract, frozen_backbone
 from .features import read_lines
-from .files import fingerprint, locked, missing, write_whole
-from .heads import HeadError, UncertaintyHead, save_head, train_head
+from .files import fingerprint, locked, missing, printable, write_whole
+from .heads import Card, HeadError, UncertaintyHead, save_head, train_head
 from .losses import LOSSES, ContrastiveLoss, ExactInfoNCE
 from .losses import make_loss as make_named_loss
 from .names import UsageError
 from .pairs import FeaturePairs
 from .training import step_seed
-from .trust import pair_nats, recalibrate
+from .trust import error_of_mean, pair_nats, recalibrate
 
 # %% ../nbs/730_your_own_data.ipynb #6356b022
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -51,6 +52,8 @@ class Listing:
     classes: list[str]
     open: Callable[[int], Any]  # a PIL image; may fail where a file is damaged
     state: tuple[Any, ...]  # changes when an image does
+    # what looks like an image and is none: from path to reason
+    lost: dict[str, str] = field(default_factory=dict)
 
 
 def find_images(
@@ -63,15 +66,19 @@ def find_images(
         raise ValueError(
             f"folder {folder} does not exist, or is a file: name a folder of images"
         )
-    found = sorted(
-        p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()
-    )
+    files = list(_walk(folder, ()))
+    found = sorted(p for p in files if p.suffix.lower() in SUFFIXES and p.is_file())
     if not found:
         raise ValueError(f"folder {folder} holds no images ({', '.join(SUFFIXES)})")
     parts = [p.relative_to(folder).parts for p in found]
     paths = ["/".join(part) for part in parts]
     state = tuple((path, *_stamp(folder / path)) for path in paths)
-    made = (lambda i: _open_image(folder / paths[i])), state
+    lost = {
+        "/".join(p.relative_to(folder).parts): "a link to nothing"
+        for p in sorted(files)
+        if p.suffix.lower() in ("", *SUFFIXES) and p.is_symlink() and not p.exists()
+    }
+    made = (lambda i: _open_image(folder / paths[i])), state, lost
     name = folder.resolve().name
     if all(len(part) == 1 for part in parts):
         return Listing(name, paths, None, [], *made)
@@ -87,17 +94,54 @@ def find_images(
     return Listing(name, paths, labels, classes, *made)
 
 
+def _walk(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """Everything in a folder that is no folder, links followed; a link to a folder it
+    lies in would have no end, and is left out."""
+    about = folder.stat()
+    here = (about.st_dev, about.st_ino)
+    if here in above:
+        return
+    with os.scandir(folder) as entries:
+        inside = [(Path(entry.path), entry.is_dir()) for entry in entries]
+    for path, is_folder in inside:
+        if is_folder:
+            yield from _walk(path, (*above, here))
+        else:
+            yield path
+
+
 def _stamp(path: Path) -> tuple[int, int]:
     """What changes when a file does."""
     found = path.stat()
     return found.st_size, found.st_mtime_ns
 
-
+# %% ../nbs/730_your_own_data.ipynb #8ce83a90
 def _open_image(path: Path) -> Any:
-    from PIL import Image
+    """An image in eight bits per colour, the right way up."""
+    from PIL import Image, ImageOps
 
     with Image.open(path) as file:
-        return file.convert("RGB")
+        ImageOps.exif_transpose(file, in_place=True)
+        wide = file.mode[0] in "IF"  # I;16 and its kin, I, F
+        return (_eight_bits(file) if wide else file).convert("RGB")
+
+
+def _eight_bits(image: Any) -> Any:
+    """A grey image of wide numbers, scaled to 0 to 255."""
+    import numpy as np
+    from PIL import Image
+
+    values = np.asarray(image, dtype=np.float64)
+    low, high = float(values.min()), float(values.max())
+    if not math.isfinite(low + high):
+        raise ValueError("its pixels hold NaN or infinity")
+    known = (1.0,) if image.mode == "F" else (4095.0, 65535.0)
+    top = next((full for full in known if low >= 0 and high <= full), None)
+    if top is None and low == high:
+        raise ValueError(f"all its pixels are {low:g}, so their range is unknown")
+    low, high = (low, high) if top is None else (0.0, top)
+    scaled = np.rint((values - low) * (255 / (high - low)))
+    return Image.fromarray(scaled.astype(np.uint8))
 
 # %% ../nbs/730_your_own_data.ipynb #558426ad
 def list_set(
@@ -161,8 +205,8 @@ def timm_backbone(
             f"timm has no model {name!r}"
             + (f"; did you mean {', '.join(near)}?" if near else "")
         )
-    if size is not None and size < 1:
-        raise ValueError(f"size must be 1 pixel or more, got {size}")
+    if size is not None and size < 8:  # nothing is left to see
+        raise ValueError(f"size must be 8 pixels or more, got {size}")
     model = _with_weights(name, weights, timm.create_model).eval().requires_grad_(False)
     config = resolve_model_data_config(model)
     if size is not None:
@@ -441,7 +485,7 @@ def _embed_parts(
             chunk=4 * batch_size,
         )
         columns.append(torch.from_numpy(array.copy()))
-    broken = {note["path"]: note["reason"] for note in read_lines(log)}
+    broken = listing.lost | {note["path"]: note["reason"] for note in read_lines(log)}
     good = [i for i, path in enumerate(listing.paths) if path not in broken]
     labels = None if listing.labels is None else listing.labels[good]
     paths = [listing.paths[i] for i in good]
@@ -584,13 +628,32 @@ def _recalibrate_on(
     x, x_pos, _ = pairs(1024, 0, torch.Generator().manual_seed(seed))
     q, q_pos = head(x), head(x_pos)
     recalibrate(q, q_pos, kappa_pos).apply_to(head)
+    fitted = pair_nats(head(x), head(x_pos), kappa_pos)
+    images = pairs.indices(1024, torch.Generator().manual_seed(seed))
     head.card.metrics |= {
         "held_out_images": len(pairs.features),
         "held_out_nats_raw": float(pair_nats(q, q_pos, kappa_pos).mean()),
-        "held_out_nats_fitted": float(
-            pair_nats(head(x), head(x_pos), kappa_pos).mean()
-        ),
+        "held_out_nats_fitted": float(fitted.mean()),
+        "held_out_nats_error": error_of_mean(fitted, *images),
     }
+
+# %% ../nbs/730_your_own_data.ipynb #e350de67
+def verdict(
+    card: Card,  # of a head
+) -> str:
+    """One sentence on how far to believe a head, from pairs of held-out images."""
+    nats = card.metrics.get("held_out_nats_fitted")
+    if nats is None:
+        return (
+            "no images were held out: nothing is known about how far to believe kappa"
+        )
+    error = card.metrics.get("held_out_nats_error", 0.0)
+    found = f"held-out pairs are predicted {nats:.3f} ± {error:.3f} nats above chance"
+    if not nats > max(2 * error, 0.001):  # NaN is no better than chance either
+        return f"{found}, no better than chance: do not use these kappas"
+    if card.calibration_at_bound:
+        return f"{found}, but the scale of kappa is at a bound: trust its order at most"
+    return f"{found}: better than chance"
 
 # %% ../nbs/730_your_own_data.ipynb #4d4da369
 def rank(
@@ -608,7 +671,9 @@ def rank(
     with torch.no_grad():
         q = head(data.features[:, 0].float())
         angle = q.credible_cosine(level).clamp(-1, 1).acos() * (180 / math.pi)
-    order = q.concentration.argsort(stable=True).tolist()
+    # An image whose features are NaN has no certainty: it is no clear one.
+    known = q.concentration.nan_to_num(-math.inf, math.inf)
+    order = known.argsort(stable=True).tolist()
     table: dict[str, list[Any]] = {
         "rank": list(range(1, len(order) + 1)),
         "path": [data.paths[i] for i in order],
@@ -633,6 +698,7 @@ def write_table(
 ):  # where it was written: as .csv if it should be Parquet and pyarrow is missing
     """Write columns to a file, whole or not at all."""
     path = Path(path)
+    table = {name: [_readable(x) for x in column] for name, column in table.items()}
     if path.suffix not in (".parquet", ".csv"):
         raise ValueError(f"path must end in .parquet or .csv, got {path}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -653,6 +719,11 @@ def write_table(
     writer.writerows(zip(*table.values(), strict=True))
     write_whole(path, lines.getvalue().encode())
     return path
+
+
+def _readable(value: Any) -> Any:
+    """Text that a table can hold: bytes of a file's name that are no UTF-8 as \\xff."""
+    return printable(value) if isinstance(value, str) else value
 
 # %% ../nbs/730_your_own_data.ipynb #a6f1ca70
 def train_head_file(

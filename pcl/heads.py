@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .encoders import NormEncoder, set_median_kappa
 from .files import fingerprint, missing, write_together
 from .losses import ExactInfoNCE
+from .names import UnknownName, check_keys
 from .networks import mlp
 from .pairs import FeaturePairs
 from .provenance import versions
@@ -121,6 +122,9 @@ def prepare(
     head.mean.copy_(x.mean(0))
     spread = x.std(0)
     floor = 0.1 * spread.square().mean().sqrt()
+    if not 1e-15 < floor < 1e15:  # squares may have left single precision
+        spread = x.double().std(0)
+        floor = 0.1 * spread.square().mean().sqrt()
     head.scale.copy_(
         spread.clamp_min(float(floor)) if floor > 0 else torch.ones_like(spread)
     )
@@ -154,6 +158,10 @@ def train_head(
     draw = FeaturePairs(features, targets)
     loss = ExactInfoNCE(20.0) if loss is None else loss
     made = (draw.kind, dim, hidden, _said(loss)), draw.features, draw.targets
+    try:
+        check_keys("option of train_head", options, [f.name for f in fields(Config)])
+    except UnknownName as error:
+        raise TypeError(str(error)) from None
     config = replace(RECIPE, label=f"head {fingerprint(*made)[:8]}", **options)
     kappa_pos = _kappa_pos(loss)
     head = _start(draw, dim, hidden, config.seed, kappa_pos or 20.0)

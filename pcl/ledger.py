@@ -406,9 +406,10 @@ def write(
         return _publish(text, base / record.experiment, stem)
     except OSError as error:
         problem = f"cannot write to {base}: {error.strerror or error}."
-    rescued = Path(tempfile.gettempdir()) / "pcl-rescued" / record.experiment
     try:
-        saved = _publish(text, rescued, stem)
+        # A fresh folder: one of a fixed name could belong to another user.
+        rescued = Path(tempfile.mkdtemp(prefix="pcl-rescued-"))
+        saved = _publish(text, rescued / record.experiment, stem)
     except OSError:
         raise LedgerError(
             f"{problem} Nothing else could be written either; save this text "

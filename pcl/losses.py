@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .bessel import keep_eager
 from .polar import capped_kappa, draw_gap, polar_ratio, turn_rate
-from .vmf import VonMisesFisher
+from .vmf import VonMisesFisher, differentiable_once
 
 _CHUNK_ELEMENTS = (
     2**20
@@ -358,25 +357,24 @@ class _AlongAcross(torch.autograd.Function):
             .sqrt_()
             .mul_(_tangent_coordinate(gap.shape, dim, gap, generator))
         )
-        ctx.dim, ctx.shape = dim, kappa.shape
-        ctx.save_for_backward(flat, gap, across)
+        ctx.dim = dim
+        ctx.save_for_backward(kappa, gap, across)
         return (1 - gap).view(n, *kappa.shape), across.view(n, *kappa.shape)
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad_along: Tensor, grad_across: Tensor
     ) -> tuple[Tensor | None, ...]:
         kappa, gap, across = ctx.saved_tensors
-        # dw = (1 - w^2) g dkappa, so d sqrt(1 - w^2) = -w sqrt(1 - w^2) g dkappa.
-        grad = (gap * (2 - gap)).mul_(grad_along.reshape(gap.shape))
-        grad.addcmul_(across * grad_across.reshape(gap.shape), 1 - gap, value=-1)
-        return (
-            grad.mul_(_turn_rates(ctx.dim, kappa, gap)).sum(0).view(ctx.shape),
-            None,
-            None,
-            None,
-        )
+        with torch.no_grad():
+            # dw = (1 - w^2) g dkappa, so d sqrt(1 - w^2) = -w sqrt(1 - w^2) g dkappa.
+            grad = (gap * (2 - gap)).mul_(grad_along.reshape(gap.shape))
+            grad.addcmul_(across * grad_across.reshape(gap.shape), 1 - gap, value=-1)
+            rates = _turn_rates(ctx.dim, kappa.reshape(-1), gap)
+            by = grad.mul_(rates).sum(0).view(kappa.shape)
+        sources = grad_along, grad_across, kappa
+        by = differentiable_once("samples of a loss are", by, *sources)
+        return by, None, None, None
 
 # %% ../nbs/260_losses.ipynb #9fc9ec29
 def _row_cosines(

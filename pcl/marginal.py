@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .bessel import keep_eager
 from .harmonics import DIRAC, clenshaw, coefficients, harmonic_counts
 from .harmonics import harmonic_growth, zonal_harmonics
 from .pair_integral import marginal_integral, marginal_with_point
+from .vmf import differentiable_once
 
 _EPS = 2.0**-52
 
@@ -72,7 +72,9 @@ def _bins(
         math.log10(low), math.log10(high), n_bins if high > low else 1
     ).to(kappa)
     edges[-1] = high
-    return edges, torch.bucketize(kappa, edges).clamp_(max=edges.numel() - 1)
+    return edges, torch.bucketize(kappa.contiguous(), edges).clamp_(
+        max=edges.numel() - 1
+    )
 
 
 @lru_cache(maxsize=32)
@@ -565,13 +567,16 @@ class _LogMarginal(torch.autograd.Function):
             )
         value, *slopes = found
         ctx.wanted, ctx.shapes = wanted, [x.shape for x in inputs]
-        ctx.save_for_backward(*(s.to(cos.dtype) for s in slopes))
+        ctx.save_for_backward(*inputs, *(s.to(cos.dtype) for s in slopes))
         return value.to(cos.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = iter(ctx.saved_tensors)
+        inputs = ctx.saved_tensors[:4]
+        slopes = iter(
+            differentiable_once("log_marginal is", slope, *inputs)
+            for slope in ctx.saved_tensors[4:]
+        )
         wanted = zip(ctx.wanted, ctx.shapes, strict=True)
         grads = [
             (grad * next(slopes)).sum_to_size(shape) if want else None

@@ -204,7 +204,13 @@ def as_classes(
     device: torch.device,
 ) -> Tensor:  # (n,), on the device
     """n whole numbers, or an error that names the argument."""
-    tensor = torch.as_tensor(labels)
+    try:
+        tensor = torch.as_tensor(labels)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be whole numbers, one class for each item; number names with "
+            "numpy.unique(names, return_inverse=True)[1]"
+        ) from error
     if tensor.is_floating_point() or tensor.is_complex():
         raise TypeError(
             f"{name} must be whole numbers, one class for each item; take the argmax "

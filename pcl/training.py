@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .checkpoints import Run, Saver
 from .devices import Place, connect, kept_generators, seed_generators
 from .files import progress
+from .losses import ContrastiveLoss
 from .objectives import Contrast, Learns, Objective, parameter_groups, parts_of
 
 # %% ../nbs/325_training.ipynb #eef389ec
@@ -393,6 +394,7 @@ def train(
     of_kappa = parts_of(objective.model, objective.groups().get("kappa", []))
     shown = place.global_rank == 0
     with (
+        saver.leaving_nothing(run),
         kept_generators(place.device),
         progress(config.steps, config.label, "step", run.step, shown) as bar,
     ):
@@ -400,8 +402,9 @@ def train(
             set_modes(objective.model, of_kappa, learns(config, run.step))
             batch = local_batch(objective, draw, config, run.step, place)
             seed_global(config, run.step, place)
+            good = path if run.step else None  # the last good checkpoint
             run.recent.append(
-                train_step(place, model, optimizer, batch, config, run.step, path)
+                train_step(place, model, optimizer, batch, config, run.step, good)
             )
             run.step += 1
             if run.step % config.log_every == 0 or run.step == config.steps:
@@ -427,6 +430,15 @@ def fit(
     | None = None,  # of the encoder: further columns of the curve
 ) -> Run:
     """Train an encoder by contrast, from the start or from its checkpoint."""
+    if (
+        isinstance(loss, ContrastiveLoss)
+        and config.batch_size == 1
+        and not config.n_neg
+    ):
+        raise ValueError(
+            "batch_size must be 2 or more, or n_neg 1 or more: the negatives of an "
+            "anchor are the other positives of its batch; got 1 and 0"
+        )
     return train(
         Contrast(encoder, loss),
         draw,

@@ -196,6 +196,7 @@ class Degree:
     energy: float  # this degree's part of the chi-squared divergence from uniform
 
 # %% ../nbs/720_trust.ipynb #e8d138b5
+@torch.no_grad()
 def harmonic_tests(
     q: VonMisesFisher,  # posteriors of independent images, (n,); all pairs are compared
     n_degrees: int = 4,
@@ -245,6 +246,7 @@ class Uniformity:
         )
 
 # %% ../nbs/720_trust.ipynb #3adbdc1a
+@torch.no_grad()
 def uniformity(
     # posteriors of independent held-out images, (n,); a few thousand at most, all pairs
     # are compared
@@ -353,7 +355,7 @@ def pair_coverage(
     q: VonMisesFisher,  # posteriors of the first images, (n,)
     q_pos: VonMisesFisher,  # of their partners, (n,)
     kappa_pos: float,
-    levels: Tensor,  # stated probabilities
+    levels: Tensor | Sequence[float],  # stated probabilities
 ) -> Tensor:  # observed frequencies, one for each level
     """How often the direction of the partner lies in the band that should hold it with
     these probabilities."""
@@ -383,7 +385,8 @@ def pair_coverage(
     inside = (low + (place - left[:, 0]) * (high - low)) / mass[
         :, -1
     ]  # probability of being closer than seen
-    return (inside[:, None] <= levels.double()).double().mean(0)
+    stated = torch.as_tensor(levels).to(inside)
+    return (inside[:, None] <= stated).double().mean(0)
 
 # %% ../nbs/720_trust.ipynb #81c6ed82
 @dataclass(frozen=True)
@@ -422,6 +425,12 @@ def recalibrate(
     n_candidates: int = 256,
 ) -> Recalibration:
     """Fit the two numbers that make held-out pairs most probable."""
+    kappas = torch.cat([q.concentration.reshape(-1), q_pos.concentration.reshape(-1)])
+    if not bool(((kappas > 0) & kappas.isfinite()).all()):
+        raise ValueError(
+            "q and q_pos must have concentrations above 0, finite and not NaN: no "
+            "power of 0 or of infinity is anything else. Drop those pairs"
+        )
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         p = torch.tensor(

@@ -262,3 +262,63 @@ def test_a_reader_who_leaves_early_is_no_error() -> None:
         ["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True
     )
     assert done.returncode == 0 and done.stderr == ""
+
+
+def in_a_shell(words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f"{sys.executable!r} -m pcl.cli {words}"],
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_behind_the_output_gets_one_line() -> None:
+    done = in_a_shell("list > /dev/full")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_a_folder_that_cannot_be_made_gets_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["notebooks", str(tmp_path / "file" / "deep")]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("pcl: ") and said.count("\n") == 1
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("PCL_DATA", raising=False)
+    assert main(["data", "cifar10"]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_report_knows_every_experiment_also_without_a_row_to_show(
+    capsys: pytest.CaptureFixture[str], own_ledger: Path
+) -> None:
+    assert main(["report", "sampler"]) == 0
+    said = capsys.readouterr().err
+    assert "sampler: 0 runs recorded" in said
+    assert f"{own_ledger} does not exist" in said
+    assert main(["run", "sampler", "--preset", "smoke", "--seeds", "1"]) == 0
+    capsys.readouterr()
+    assert main(["report", "sampler"]) == 0
+    said = capsys.readouterr().err
+    assert "runs recorded; preset smoke is not judged" in said
+    assert "does not exist" not in said
+
+
+def test_what_is_shown_is_a_count(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["rank", "f", "--head", "h", "--out", "r.csv", "--show", "-3"])
+    assert "at least 0 is wanted" in capsys.readouterr().err
+
+
+def test_an_experiment_that_no_paper_speaks_of_is_shown_when_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.setenv("PCL_RESULTS", str(root / "results"))
+    assert main(["report", "sampler"]) == 0
+    assert "D=10_kappa=20" in capsys.readouterr().out

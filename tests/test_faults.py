@@ -71,6 +71,12 @@ def environment(**more: str) -> dict[str, str]:
     }
 
 
+def rescued(place: Path) -> Path:
+    """The one folder that a record was rescued to."""
+    (folder,) = place.glob("pcl-rescued-*")
+    return folder
+
+
 @pytest.fixture
 def rescue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where records go that cannot be written."""
@@ -219,9 +225,9 @@ def test_a_full_disk_loses_no_record(small_disk: Path, rescue: Path) -> None:
     assert sorted(r.seed for r in found) == written and found.problems == (), (
         "nothing lost, nothing half-written"
     )
-    (saved,) = (rescue / "pcl-rescued" / "table1").iterdir()
+    (saved,) = (rescued(rescue) / "table1").iterdir()
     assert str(saved) in str(caught.value) and [
-        r.seed for r in read(rescue / "pcl-rescued")
+        r.seed for r in read(rescued(rescue))
     ] == [len(written)]
 
 
@@ -366,7 +372,7 @@ def test_a_read_only_ledger_is_read_and_new_records_are_rescued(
     ):
         write(record(1), small_disk)
     assert files(small_disk) == before and [r.seed for r in read(small_disk)] == [0]
-    assert [r.seed for r in read(rescue / "pcl-rescued")] == [1]
+    assert [r.seed for r in read(rescued(rescue))] == [1]
 
 
 def test_a_command_on_a_read_only_ledger_says_so(
@@ -395,7 +401,7 @@ def test_a_command_on_a_read_only_ledger_says_so(
         r"cannot write to .*Read-only file system.*The record is safe in",
         done.stderr.splitlines()[-1],
     )
-    assert len(read(rescue / "pcl-rescued")) == 1
+    assert len(read(rescued(rescue))) == 1
 
 
 def test_a_read_only_checkpoint_stops_before_the_first_step(small_disk: Path) -> None:

@@ -293,3 +293,26 @@ def test_options_are_those_of_the_configuration() -> None:
     with pytest.raises(TypeError, match="stepz"):
         train_head(features, labels, stepz=3)
     assert replace(RECIPE, steps=3).steps == 3
+
+
+@pytest.mark.parametrize("unit", [1e-25, 1e19])
+def test_features_in_any_unit_train_as_well(unit: float) -> None:
+    x, labels = blobs()
+    fast = {"dim": 3, "hidden": 16, "steps": 5, "batch_size": 32}
+    plain = train_head(x, labels, **fast)(x)
+    found = train_head(x * unit, labels, **fast)(x * unit)
+    assert found.concentration.std() > 0
+    torch.testing.assert_close(found.loc, plain.loc, rtol=0.05, atol=0.02)
+
+
+def test_no_features_have_no_posteriors(head: UncertaintyHead) -> None:
+    q = head(torch.empty(0, head.n_features))
+    assert q.batch_shape == (0,) and q.sample().shape == (0, head.dim)
+
+
+def test_a_wrong_option_is_answered_with_the_right_one() -> None:
+    x, labels = blobs()
+    with pytest.raises(TypeError, match=r"unknown option .* 'setps'.*'steps'"):
+        train_head(x, labels, setps=3)
+    with pytest.raises(TypeError, match=r"unknown option .*'learning_rate'"):
+        train_head(x, labels, learning_rate=1e-3)

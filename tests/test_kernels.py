@@ -638,7 +638,6 @@ def test_nivmf_refuses_bad_input(concentration, error):
         (tensor(0.0, 0.0, 0.0), ValueError, "loc must hold"),
         (tensor(math.nan, 0.0, 0.0), ValueError, "loc must hold"),
         (torch.tensor([1, 0, 0]), TypeError, "loc must be a floating"),
-        (torch.empty(0, 1, 3, dtype=F64), ValueError, "empty batch"),
         (tensor(1.0), ValueError, "loc must have shape"),
         (
             torch.eye(3, dtype=F64)[:2, None].expand(2, 4, 3),
@@ -696,10 +695,10 @@ def test_one_matrix_per_gradient_is_kept_and_no_more():
     k1, k2 = (
         torch.rand(n, generator=g, dtype=F64).mul(40).requires_grad_() for n in (60, 50)
     )
-    kept: list[int] = []
+    kept: dict[int, int] = {}  # by place in memory: the inputs are saved twice
 
     def keep(x):
-        kept.append(x.numel())
+        kept[x.data_ptr()] = x.numel()
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
@@ -708,5 +707,26 @@ def test_one_matrix_per_gradient_is_kept_and_no_more():
         marginal._n_terms(10, (20.0, 40.0, 40.0)) > 20
     )  # a matrix per term would show
     assert (
-        value.shape == (60, 50) and sum(kept) <= 4 * value.numel()
-    )  # cos and three slopes
+        value.shape == (60, 50)
+        and sum(kept.values()) <= 4 * value.numel() + 60 + 50 + 1
+    )  # cos and three slopes, and the concentrations
+
+
+@pytest.mark.parametrize("kappa", [4.0, 2e5])
+def test_a_second_derivative_of_the_marginal_is_refused_never_zero(
+    kappa: float,
+) -> None:
+    k0 = tensor(kappa, kappa * 2)
+
+    def value(k: torch.Tensor) -> torch.Tensor:
+        return log_marginal(tensor(0.4), k, k * 0 + 4, 16.0, 5).sum()
+
+    for ask in ("hessian", "hvp"):
+        with pytest.raises(RuntimeError, match="log_marginal is differentiable once"):
+            extra = (k0,) if ask == "hvp" else ()
+            getattr(torch.autograd.functional, ask)(value, k0, *extra)
+    # the product of the first derivative with a vector still has both ways
+    forward = torch.autograd.functional.jvp(value, k0, torch.ones_like(k0))[1]
+    torch.testing.assert_close(
+        forward, torch.autograd.functional.jacobian(value, k0).sum()
+    )

@@ -311,6 +311,12 @@ def test_a_file_system_without_hard_links(
     assert files(tmp_path) == [path] and len(read(tmp_path)) == 1
 
 
+def rescued(place: Path) -> Path:
+    """The one folder that a record was rescued to."""
+    (folder,) = place.glob("pcl-rescued-*")
+    return folder
+
+
 @pytest.fixture
 def rescue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "tmp"
@@ -369,7 +375,7 @@ def test_a_read_only_folder_is_named(
         LedgerError, match=r"locked: Permission denied.*The record is safe in"
     ):
         write(record(), tmp_path / "locked")
-    assert len(read(rescue / "pcl-rescued")) == 1
+    assert len(read(rescued(rescue))) == 1
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -655,3 +661,14 @@ def test_mean_and_error_against_numpy() -> None:
     assert math.isclose(mean, np.mean(values)) and math.isclose(
         error, np.std(values, ddof=1) / 2
     )
+
+
+def test_the_rescue_folder_is_fresh_and_ones_own(tmp_path: Path, rescue: Path) -> None:
+    (rescue / "pcl-rescued").symlink_to(tmp_path)  # as another user might
+    root = tmp_path / "file"
+    root.write_text("in the way")
+    for _ in range(2):
+        with pytest.raises(LedgerError, match="The record is safe in"):
+            write(record(), root)
+    found = list(rescue.glob("pcl-rescued-*"))
+    assert len(found) == 2 and {f.stat().st_mode & 0o777 for f in found} == {0o700}

@@ -982,3 +982,32 @@ def test_paper_scale_fits_in_two_gibibytes():
         check=True,
     )
     assert int(out.stdout) / 2**20 < 2  # KiB to GiB
+
+
+@pytest.mark.parametrize(
+    "loss", [ExactInfoNCE(16.0), ExactNWJ(16.0), MCInfoNCE(16.0, 4)]
+)
+@pytest.mark.parametrize("rows", ["in_batch", "own"])
+def test_a_second_derivative_is_right_or_refused_never_zero(loss, rows):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (F.normalize(torch.randn(3, 5, generator=generator), dim=-1) for _ in "ab")
+    far = F.normalize(torch.randn(3, 4, 5, generator=generator), dim=-1)
+    negatives = VonMisesFisher(far, 3.0) if rows == "own" else None
+    kappa = torch.tensor([2.0, 4.0, 8.0])
+
+    def value(k):
+        return loss(VonMisesFisher(a, 4.0), VonMisesFisher(b, k), negatives)
+
+    (slope,) = torch.autograd.functional.jacobian(value, (kappa,))
+    assert (slope != 0).all()
+    for ask in (
+        lambda: torch.autograd.functional.hessian(value, kappa),
+        lambda: torch.autograd.functional.hvp(value, kappa, torch.ones(3)),
+        lambda: torch.autograd.functional.vhp(value, kappa, torch.ones(3)),
+    ):
+        with pytest.raises(RuntimeError, match="differentiable once"):
+            ask()
+    k = kappa.clone().requires_grad_()
+    (first,) = torch.autograd.grad(value(k), k, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once"):
+        torch.autograd.grad(first.square().sum(), k, allow_unused=True)

@@ -416,7 +416,7 @@ def test_held_out_shares_are_checked_before_training(
         (["embed", ".", "--out", "f.safetensors"], "no images"),
         (
             ["embed", "{p}", "--out", "f.safetensors", *MODEL[:4], "--size", "0"],
-            "size must be 1 pixel or more",
+            "size must be 8 pixels or more",
         ),
         (
             ["embed", "{p}", "--out", "f.safetensors", *MODEL, "--batch-size", "0"],
@@ -744,3 +744,191 @@ def test_a_slip_with_the_example_gets_one_line(root: Path, tmp_path: Path) -> No
     with pytest.raises(SystemExit, match="own_images: folder no-such-folder does not"):
         example(root, "no-such-folder", "--out", tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def wide_images(root: Path) -> dict[str, str]:
+    """One picture in many types; what each is, or why it must be skipped."""
+    import numpy as np
+    from PIL import Image
+
+    ramp = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    good = {
+        "16.png": ramp.astype(np.uint16) * 257,
+        "16.tif": ramp.astype(np.uint16) * 257,
+        "12.tif": np.rint(ramp * (4095 / 255)).astype(np.uint16),
+        "32.tif": ramp.astype(np.int32) * 257,
+        "signed.tif": ramp.astype(np.int32) * 1000 - 90000,
+        "unit.tif": (ramp / 255).astype(np.float32),
+        "kelvin.tif": (273 + ramp / 10).astype(np.float32),
+        "8.png": ramp,
+    }
+    for name, values in good.items():
+        Image.fromarray(values).save(root / name)
+    hole = (ramp / 255).astype(np.float32)
+    hole[3, 3] = np.nan
+    Image.fromarray(hole).save(root / "nan.tif")
+    Image.fromarray(np.full((16, 16), 7.5, np.float32)).save(root / "flat.tif")
+    return dict.fromkeys(good, "") | {"nan.tif": "NaN", "flat.tif": "range is unknown"}
+
+
+def test_wide_pixels_are_scaled_and_never_blank(tmp_path: Path) -> None:
+    import numpy as np
+
+    reasons = wide_images(tmp_path)
+    listing = find_images(tmp_path)
+    ramp = np.arange(256).reshape(16, 16)
+    for i, path in enumerate(listing.paths):
+        if reasons[path]:
+            with pytest.raises(ValueError, match=reasons[path]):
+                listing.open(i)
+        else:
+            image = np.asarray(listing.open(i))
+            assert (image == ramp[..., None]).all(), path
+
+
+def test_what_cannot_be_scaled_is_skipped_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    reasons = wide_images(tmp_path / "in")
+    backbone = timm_backbone("test_resnet", "random", 32)
+    found = embed(tmp_path / "in", tmp_path / "f.safetensors", backbone)
+    assert found.broken.keys() == {name for name, why in reasons.items() if why}
+    features = found.features[:, 0]
+    torch.testing.assert_close(features, features[:1].expand_as(features))
+
+
+def test_colour_survives_and_the_noted_turn_is_applied(tmp_path: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    red = Image.new("RGB", (8, 4), (254, 0, 0))
+    red.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=95)
+    red.convert("CMYK").save(tmp_path / "cmyk.tif")
+    half = np.zeros((4, 8, 3), np.uint8)
+    half[:, :4] = 255  # bright on the left
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    Image.fromarray(half).save(tmp_path / "turned.png", exif=exif)
+    listing = find_images(tmp_path)
+    shown = {path: np.asarray(listing.open(i)) for i, path in enumerate(listing.paths)}
+    for path in ("cmyk.jpg", "cmyk.tif"):
+        assert np.abs(shown[path].astype(int) - (254, 0, 0)).max() < 8
+    assert shown["turned.png"].shape == (8, 4, 3)
+    assert (shown["turned.png"][:4] == 255).all()  # now at the top
+
+
+def test_links_are_followed_without_loops_and_dangling_ones_reported(
+    tmp_path: Path,
+) -> None:
+    from PIL import Image
+
+    root, store = tmp_path / "in", tmp_path / "store"
+    for place in (root / "cats", store / "dogs"):
+        place.mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGB", (8, 8), (40 * i, 9, 9)).save(place / f"{i}.png")
+    (root / "dogs").symlink_to(store / "dogs")
+    (root / "cats" / "again").symlink_to(root)  # a loop
+    (root / "cats" / "3.png").symlink_to(store / "dogs" / "0.png")
+    (root / "cats" / "gone.png").symlink_to(store / "gone.png")
+    (root / "birds").symlink_to(store / "birds")
+    listing = find_images(root)
+    assert listing.classes == ["cats", "dogs"]
+    assert len(listing.paths) == 7
+    backbone = timm_backbone("test_resnet", "random", 32)
+    found = embed(root, tmp_path / "f.safetensors", backbone)
+    assert found.broken == dict.fromkeys(
+        ("birds", "cats/gone.png"), "a link to nothing"
+    )
+
+
+def test_a_name_that_is_not_utf8_can_be_ranked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from PIL import Image
+
+    for i in range(12):
+        name = f"{i}.png" if i else os.fsdecode(b"bad\xff\xfename.png")
+        place = tmp_path / "in" / ("ab"[i % 2])
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            Image.new("RGB", (8, 8), (20 * i, 9, 9)).save(place / name)
+        except OSError:
+            pytest.skip("this file system takes UTF-8 only")
+    file, head = str(tmp_path / "f.safetensors"), str(tmp_path / "h.safetensors")
+    assert main(["embed", str(tmp_path / "in"), *MODEL, "--out", file]) == 0
+    fast = ["--dim", "3", "--hidden", "8", "--steps", "2", "--batch-size", "8"]
+    assert main(["train-head", file, "--out", head, "--held-out", "0", *fast]) == 0
+    for kind in ("csv", "parquet"):
+        out = tmp_path / f"r.{kind}"
+        words = ["rank", file, "--head", head, "--out", str(out), "--show", "12"]
+        assert main(words) == 0
+        assert "a/bad\\xff\\xfename.png" in capsys.readouterr().out
+    with open(tmp_path / "r.csv", newline="", encoding="utf-8") as lines:
+        assert "a/bad\\xff\\xfename.png" in {
+            row["path"] for row in csv.DictReader(lines)
+        }
+
+
+def test_a_wrong_option_does_not_stand_in_the_way_of_the_right_one(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train-head", str(work / "f.safetensors"), "--steps", "2", "--hidden", "8"]
+    words += ["--out", str(tmp_path / "h.safetensors")]
+    assert main([*words, "--batch-size", "1"]) == 2
+    assert "batch_size must be 2 or more" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert main(words) == 0
+
+
+def noise(n: int, classes: int) -> Embedded:
+    """Features that say nothing about their labels."""
+    features = torch.randn(n, 1, 16, generator=torch.Generator().manual_seed(1))
+    names = [chr(ord("a") + c) for c in range(classes)]
+    labels = torch.arange(n) % classes
+    paths = [f"{names[int(c)]}/{i}.png" for i, c in enumerate(labels)]
+    return Embedded(features, paths, labels, names, "none")
+
+
+@pytest.mark.filterwarnings("ignore:recalibration stopped")
+@pytest.mark.parametrize(("n", "classes"), [(28, 2), (12, 1), (400, 4)])
+def test_a_head_that_knows_nothing_is_called_no_better_than_chance(
+    n: int, classes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, head = str(tmp_path / "f.safetensors"), str(tmp_path / "h.safetensors")
+    noise(n, classes).save(file)
+    fast = ["--dim", "3", "--hidden", "32", "--steps", "30", "--batch-size", "32"]
+    assert main(["train-head", file, "--out", head, "--held-out", "0.4", *fast]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "no better than chance: do not use" in said
+    assert main(["rank", file, "--head", head, "--out", str(tmp_path / "r.csv")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == said  # the card remembers
+
+
+def test_a_head_that_knows_something_says_how_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = noise(300, 3)
+    assert data.labels is not None
+    data.features[:, 0, :3] += 6 * torch.nn.functional.one_hot(data.labels, 3)
+    file, head = str(tmp_path / "f.safetensors"), str(tmp_path / "h.safetensors")
+    data.save(file)
+    fast = ["--dim", "3", "--hidden", "128", "--steps", "60", "--batch-size", "64"]
+    assert main(["train-head", file, "--out", head, *fast]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.endswith("nats above chance: better than chance")
+    assert main(["train-head", file, "--out", head, "--held-out", "0", *fast]) == 0
+    assert "nothing is known" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_an_image_without_a_certainty_is_never_the_clearest(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = load_features(work / "f.safetensors")
+    data.features[5] = torch.nan
+    data.save(tmp_path / "f.safetensors")
+    words = ["rank", str(tmp_path / "f.safetensors"), "--out", str(tmp_path / "r.csv")]
+    assert main([*words, "--head", str(work / "head.safetensors")]) == 0
+    assert "1 images have no certainty" in capsys.readouterr().out
+    table = rank(data, load_head(work / "head.safetensors"))
+    assert table["path"][0] == data.paths[5]
+    assert table["kappa"][1:] == sorted(table["kappa"][1:])

@@ -362,3 +362,10 @@ y = torch.arange(4)
 def test_bad_input_names_the_argument(call, error, words) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def test_names_for_labels_get_a_message_that_says_how_to_number_them() -> None:
+    index = torch.eye(3)
+    for names in (["a", "b", "c"], np.array(["a", "b", "c"])):
+        with pytest.raises(TypeError, match=r"labels must be whole numbers.*unique"):
+            CredibleRetriever(index, labels=names)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import math
 import os
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -181,7 +181,9 @@ def test_resume_between_checkpoints(tmp_path: Path, stop: int) -> None:
             checkpoint=file,
             checkpoint_every=4,
         )
-    assert read_checkpoint(file)["run"]["step"] == stop // 4 * 4
+    assert file.exists() == (stop > 0)  # without a step there is nothing to keep
+    if stop:
+        assert read_checkpoint(file)["run"]["step"] == stop // 4 * 4
     encoder = Encoder()
     run = fit(
         encoder, ExactInfoNCE(5.0), draw, TINY, checkpoint=file, checkpoint_every=4
@@ -399,8 +401,31 @@ def test_divergence_names_step_config_and_checkpoint(
     assert (
         read_checkpoint(file)["run"]["step"] == 8 and weights(encoder).isfinite().all()
     )
-    with pytest.raises(Diverged, match="there is no checkpoint"):
-        fit(Encoder(), Explodes(0, value), draw, TINY)
+    for place in (None, tmp_path / "other.pt"):
+        with pytest.raises(Diverged, match="there is no checkpoint"):
+            fit(Encoder(), Explodes(0, value), draw, TINY, checkpoint=place)
+    assert not (tmp_path / "other.pt").exists()
+
+
+def test_a_run_killed_before_its_first_checkpoint_does_not_stop_another(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "run.pt"
+    with pytest.raises(Stop):
+        fit(Encoder(), ExactInfoNCE(5.0), stopping(2), TINY, checkpoint=file)
+    assert read_checkpoint(file)["run"]["step"] == 0
+    other = replace(TINY, lr_mu=1e-3)
+    run = fit(Encoder(), ExactInfoNCE(5.0), draw, other, checkpoint=file)
+    assert run.step == other.steps
+
+
+def test_one_row_without_negatives_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    alone, file = replace(TINY, batch_size=1), tmp_path / "run.pt"
+    with pytest.raises(ValueError, match="batch_size must be 2 or more"):
+        fit(Encoder(), ExactInfoNCE(5.0), stopping(0), alone, checkpoint=file)
+    assert not file.exists()
 
 
 def test_wrong_requests_say_what_to_do() -> None:

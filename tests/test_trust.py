@@ -305,3 +305,28 @@ def test_choose_states_errors_over_images() -> None:
         nats = pair_nats(found.head(x), found.head(x_pos), 10.0)
     assert found.test_nats == pytest.approx(float(nats.mean()), abs=1e-5)
     assert found.test_error > 2 * float(nats.std()) / 1024**0.5
+
+
+@pytest.mark.parametrize("bad", [0.0, math.inf, math.nan])
+def test_recalibration_names_concentrations_without_a_scale(bad: float) -> None:
+    q, q_pos = posteriors(40)
+    kappa = q.concentration.clone()
+    kappa[3] = bad
+    wrong = VonMisesFisher(q.loc, kappa, validate_args=False)
+    for pair in ((wrong, q_pos), (q_pos, wrong)):
+        with pytest.raises(ValueError, match="concentrations above 0, finite"):
+            recalibrate(*pair, 20.0)
+
+
+def test_levels_may_be_a_list() -> None:
+    q, q_pos = posteriors(200)
+    listed = pair_coverage(q, q_pos, 20.0, [0.5, 0.9])
+    assert torch.equal(listed, pair_coverage(q, q_pos, 20.0, torch.tensor([0.5, 0.9])))
+
+
+@pytest.mark.filterwarnings("error")
+def test_uniformity_takes_posteriors_that_carry_gradients() -> None:
+    q, _ = posteriors(64)
+    kappa = q.concentration.clone().requires_grad_()
+    carried = VonMisesFisher(q.loc, kappa)
+    assert str(uniformity(carried, 20.0)) == str(uniformity(q, 20.0))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
-from torch.distributions import Independent, kl_divergence
+from torch.distributions import Independent, kl_divergence, transform_to
 from torch.nn.functional import normalize
 
 import pcl.vmf as module
@@ -681,8 +681,8 @@ LOC = torch.tensor([0.6, 0.8])
         (math.nan * LOC, 1.0, ValueError, "loc must hold unit vectors"),
         (torch.ones(1), 1.0, ValueError, "loc must have shape .* D at least 2"),
         (torch.tensor(1.0), 1.0, ValueError, "loc must have shape"),
-        (torch.empty(0, 3), 1.0, ValueError, "loc has an empty batch"),
-        (LOC, torch.empty(0), ValueError, "concentration has an empty batch"),
+        (torch.empty(3, 0), 1.0, ValueError, "loc must have shape .* D at least 2"),
+        (1.1 * LOC.bfloat16(), 1.0, ValueError, "loc must hold unit vectors"),
         (
             LOC.expand(3, 2),
             torch.ones(4),
@@ -823,3 +823,83 @@ def test_the_closed_form_in_three_dimensions_keeps_its_far_tail(kappa: float) ->
         gap, torch.tensor(exact, dtype=torch.float64).float(), rtol=2e-6, atol=0
     )
     assert gap.max() <= 2
+
+
+# ---- in good standing among torch's distributions
+
+
+def test_an_empty_batch_has_empty_answers() -> None:
+    loc = torch.empty(0, 5, requires_grad=True)
+    kappa = torch.empty(0, requires_grad=True)
+    vmf = VonMisesFisher(loc, kappa)
+    uniform = HypersphericalUniform(5)
+    assert vmf.rsample((3,)).shape == (3, 0, 5) and vmf.mode.shape == (0, 5)
+    assert vmf.covariance.shape == (0, 5, 5)
+    for value in (
+        vmf.mean,
+        vmf.variance,
+        vmf.entropy(),
+        vmf.log_prob(torch.empty(0, 5)),
+        vmf.cosine_cdf(0.5),
+        vmf.cosine_icdf(0.5),
+        vmf.credible_cosine(0.9),
+        kl_divergence(vmf, vmf),
+        kl_divergence(vmf, uniform),
+        kl_divergence(uniform, vmf),
+    ):
+        assert value.shape[0] == 0
+        (grad,) = torch.autograd.grad(value.sum(), kappa)
+        assert grad.shape == (0,)
+    assert VonMisesFisher(LOC, torch.empty(0)).batch_shape == (0,)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 10, 128])
+def test_divergences_with_the_uniform_agree_with_their_integrals(dim: int) -> None:
+    uniform = HypersphericalUniform(dim, dtype=F64)
+    kappa = torch.tensor([0.0, 0.3, 4.0, 60.0], dtype=F64, requires_grad=True)
+    vmf = VonMisesFisher(direction(dim), kappa)
+    both = kl_divergence(uniform, vmf)
+    z = direction(dim)
+    # E over the sphere of the linear log density is its value across the mean
+    mean_log = vmf.log_prob(z) - kappa * (z @ direction(dim))
+    torch.testing.assert_close(
+        both, -uniform.entropy() - mean_log, rtol=1e-9, atol=1e-12
+    )
+    assert both[0] == 0 and torch.autograd.gradcheck(
+        lambda k: kl_divergence(uniform, VonMisesFisher(z, k)),
+        (kappa[1:].detach().requires_grad_(),),
+    )
+    assert kl_divergence(uniform, VonMisesFisher(z, math.inf)) == math.inf
+    assert torch.equal(
+        kl_divergence(uniform.expand((3,)), uniform), torch.zeros(3, dtype=F64)
+    )
+    with pytest.raises(ValueError, match="same dimension"):
+        kl_divergence(uniform, HypersphericalUniform(dim + 1))
+
+
+def test_any_vector_becomes_a_direction() -> None:
+    to_sphere = transform_to(VonMisesFisher.support)
+    x = torch.randn(7, 4, generator=seeded(0), requires_grad=True)
+    assert VonMisesFisher.support.check(to_sphere(x)).all()
+    torch.testing.assert_close(to_sphere(to_sphere.inv(to_sphere(x))), to_sphere(x))
+    assert VonMisesFisher.support.check(to_sphere(torch.zeros(4)))
+    assert to_sphere(x).requires_grad
+
+
+def test_a_uniform_has_no_mode() -> None:
+    mode = HypersphericalUniform(3).expand((2,)).mode
+    assert mode.shape == (2, 3) and mode.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_directions_in_half_precision_are_stretched_to_length_one(
+    dtype: torch.dtype,
+) -> None:
+    whole = direction(16, batch=(50,), dtype=torch.float32)
+    half = whole.to(dtype).requires_grad_()
+    vmf = VonMisesFisher(half, torch.full((50,), 20.0, dtype=dtype))
+    assert vmf.loc.dtype == vmf.concentration.dtype == torch.float32
+    torch.testing.assert_close(vmf.loc.norm(dim=-1), torch.ones(50))
+    assert ((vmf.loc * whole).sum(-1) > 0.999).all()
+    vmf.rsample().sum().backward()
+    assert half.grad is not None and half.grad.isfinite().all()
