@@ -61,10 +61,10 @@ def show_row(args: argparse.Namespace) -> int:
     for e in published_numbers():
         if ((e.runs_of or e.experiment), e.row) == names:
             print(f"  published  {e.label}: {e.printed} ({e.source}, {e.version})")
-    seed = experiment.seeds[0]
-    seconds, basis = cost(Job(*names, args.preset, seed), read().records)
+    seeds = experiment.seeds_of(args.row)
+    seconds, basis = cost(Job(*names, args.preset, seeds[0]), read().records)
     spent = "unknown" if seconds is None else format_seconds(seconds)
-    print(f"  cost       {spent} a seed ({basis}); {len(experiment.seeds)} seeds")
+    print(f"  cost       {spent} a seed ({basis}); {len(seeds)} seeds")
     return 0
 
 # %% ../nbs/950_cli.ipynb #efc882cc

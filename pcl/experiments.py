@@ -75,6 +75,7 @@ class Row:
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by preset
+    seeds: tuple[int, ...] = ()  # none: the experiment's
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,10 @@ class Experiment:
     work: str = "own"  # the published source it repeats
     # how a run's cost grows with its settings, to guess what was never run
     effort: Callable[[Any], float] | None = None
+
+    def seeds_of(self, row: str) -> tuple[int, ...]:
+        """The seeds a row is run with: its own, or the experiment's."""
+        return lookup("row", row, self.rows).seeds or self.seeds
 
 # %% ../nbs/920_experiments.ipynb #a79c4648
 class Setting(NamedTuple):
@@ -131,7 +136,7 @@ def _words(experiment: Experiment) -> Any:
         for preset in e.presets
         for found in [resolve(e, row, preset)]
     ]
-    return configs, e.seeds, e.group, e.work
+    return configs, [e.seeds_of(row) for row in e.rows], e.group, e.work
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
@@ -165,6 +170,7 @@ def make_row(
     smoke: Changes | None = None,
     cpu: Changes | None = None,
     paper: Changes | None = None,
+    seeds: tuple[int, ...] = (),  # none: the experiment's
 ) -> Row:
     """A row by what it changes, and where."""
     at = {
@@ -172,7 +178,8 @@ def make_row(
         "cpu": {**(ours or {}), **(sized or {}), **(cpu or {})},
         "paper": {**(sized or {}), **(paper or {})},
     }
-    return Row(changes or {}, {preset: own for preset, own in at.items() if own})
+    own_at = {preset: own for preset, own in at.items() if own}
+    return Row(changes or {}, own_at, seeds)
 
 # %% ../nbs/920_experiments.ipynb #047496d5
 @dataclass(frozen=True)
@@ -224,7 +231,7 @@ def jobs(
     name: str,  # an experiment, or one of `groups`
     row: str | None = None,  # default all rows
     preset: str = "cpu",
-    seeds: Sequence[int] | None = None,  # default the experiment's own
+    seeds: Sequence[int] | None = None,  # default the row's or the experiment's own
 ) -> list[Job]:
     """Every run that a name stands for, in order."""
     several, known = groups(), experiments()
@@ -242,8 +249,8 @@ def jobs(
         rows = list(e.rows) if own_row is None else [own_row]
         for r in rows:
             lookup("row", r, e.rows)
-        chosen = seeds or own_seeds or e.seeds
-        todo += [Job(experiment, r, preset, s) for r in rows for s in chosen]
+            chosen = seeds or own_seeds or e.seeds_of(r)
+            todo += [Job(experiment, r, preset, s) for s in chosen]
     return todo
 
 

@@ -24,7 +24,7 @@ from .losses import ContrastiveLoss
 from .objectives import Contrast, Learns, Objective, parameter_groups, parts_of
 
 # %% ../nbs/325_training.ipynb #eef389ec
-SCHEDULES = ("constant", "step", "one-cycle", "triangle")
+SCHEDULES = ("constant", "step", "phases", "one-cycle", "triangle")
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Config:
     lr_kappa: float = 2e-3
     weight_decay: float = 0.01  # AdamW's; 0 makes it Adam
     schedule: str = "one-cycle"
-    # "step" multiplies by this after each quarter; the paper's text says 0.1, its code
-    # 0.5
+    # "step" multiplies by this after each quarter, as the paper's text says; "phases"
+    # in the middle of each phase, and by its root between phases, as its code does
     decay: float = 0.1
     warmup: float = 0.3  # part of the training in which the last two rise
     kappa_from: float = 0.15  # part of the training after which kappa learns
@@ -107,6 +107,13 @@ def rate_factor(
         return 1.0
     if config.schedule == "step":
         return config.decay ** math.floor(4 * progress)
+    if config.schedule == "phases":
+        if config.kappa_from < config.mu_until:  # one phase for both
+            return config.decay ** math.floor(2 * progress)
+        later = progress >= config.kappa_from
+        start, end = (config.kappa_from, 1.0) if later else (0.0, config.kappa_from)
+        half = progress >= (start + end) / 2
+        return config.decay ** (0.5 * later + half)
     if config.schedule == "triangle":
         rise = progress / config.warmup if config.warmup else 1.0
         return min(rise + 0.01, (1 - progress) / (1 - config.warmup), 1.0)

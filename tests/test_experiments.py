@@ -115,6 +115,34 @@ def test_the_papers_smaller_sizes_in_high_dimension_stand_in_its_preset(
         assert (config["steps"], config["pairs"]) == (100_000, "published")
 
 
+def test_rows_as_published_have_the_authors_seeds_and_settings():
+    seeds = {job.row: [] for job in jobs("table1", preset="paper")}
+    for job in jobs("table1", preset="paper"):
+        seeds[job.row].append(job.seed)
+    assert seeds["ambiguous"] == [1, 2, 3, 4, 5]
+    assert seeds["ambiguous-as-published"] == [4, 5, 6, 7, 8]
+    assert [
+        job.seed for job in jobs("table1", "ambiguous-as-published", seeds=[1])
+    ] == [1]
+    scripts = {  # M, M while directions learn, phases, batches
+        ("table1", "ambiguous-as-published"): (32, 0, 0.5, 100_000),
+        ("table3", "mcinfonce-as-published"): (32, 0, 0.5, 100_000),
+        ("table3", "hib-as-published"): (0, 0, 0.0, 100_000),
+        ("table3", "elk-as-published"): (1, 0, 0.0, 100_000),
+        ("figure2", "d2-as-published"): (1, 1, 0.5, 8192),
+        ("figure3", "k4-as-published"): (32, 0, 0.5, 100_000),
+        ("figure4", "d8-as-published"): (32, 0, 0.5, 100_000),
+    }
+    for (name, row), wanted in scripts.items():
+        c = Job(name, row, "paper", 4).config()
+        found = c["n_neg"], c["n_neg_frozen"], c["kappa_from"], c["steps"]
+        assert found == wanted, (name, row)
+        assert (c["batch_size"], c["lr_mu"], c["lr_kappa"]) == (512, 1e-4, 1e-4)
+        assert c["published"] and c["pairs"] == c["encoder"] == "authors"
+    hib = Job("table3", "hib-as-published", "paper", 4).config()
+    assert (hib["a"], hib["b"], hib["mu_until"]) == (1.0, 0.0, 1.0)
+
+
 LONG = {"steps": 700, "n_points": 12, "batch_size": 8, "width": 8}
 KILLED = f"""
 import os, signal

@@ -12,7 +12,15 @@ from pcl.bessel import bessel_ratio
 from pcl.generative import PaperProcess, Process, UniformProcess
 from pcl.marginal import log_marginal
 from pcl.metrics import rmse
-from pcl.published.data import PublishedPairsProcess, PublishedProcess
+from pcl.published.data import (
+    AuthorsJointProcess,
+    AuthorsProcess,
+    ForwardPairsProcess,
+    PublishedPairsProcess,
+    PublishedPartnersProcess,
+    PublishedProcess,
+    RedrawnPartnersProcess,
+)
 from pcl.published.sphere import published_acceptance, published_coefficients
 
 DOUBLE = torch.float64
@@ -180,6 +188,123 @@ class FiniteProcess(PaperProcess):
 
 class PublishedFiniteProcess(FiniteProcess, PublishedPairsProcess):
     """The same observations, paired by the published acceptance."""
+
+
+class RedrawnFiniteProcess(FiniteProcess, RedrawnPartnersProcess):
+    """The same observations; the anchor keeps its latent, exact acceptance."""
+
+
+class ForwardFiniteProcess(FiniteProcess, ForwardPairsProcess):
+    """The same observations, paired forwards."""
+
+
+class PartnersFiniteProcess(FiniteProcess, PublishedPartnersProcess):
+    """The same observations, paired as the authors' code does."""
+
+
+class FittedFiniteProcess(PartnersFiniteProcess):
+    """The same with the regression for the constant."""
+
+    fitted = True
+
+
+def summed_laws(process: FiniteProcess) -> dict[str, np.ndarray]:
+    """Every law of pairs, and that of the negatives, as sums over a fine circle."""
+    angle = torch.arange(720, dtype=DOUBLE) * (2 * torch.pi / 720)
+    z = torch.stack([angle.cos(), angle.sin()], 1)
+    seen = process.posterior(process.points).log_prob(z[:, None]).exp().T
+    seen = seen / seen.sum(1, keepdim=True)  # P(z | x), (16, 720)
+    prior = seen.mean(0)  # F0
+    cosine = (z @ z.T).clamp(-1, 1)
+    vmf = (process.kappa_pos * cosine).exp()
+    fitted, printed = (
+        published_acceptance(cosine, process.kappa_pos, 2, flag)
+        for flag in (True, False)
+    )
+
+    def law(table: torch.Tensor) -> np.ndarray:
+        weights = seen @ table @ seen.T
+        return (weights / weights.sum()).flatten().numpy()
+
+    def redrawn(accept: torch.Tensor) -> torch.Tensor:
+        return accept / (accept @ prior)[:, None]
+
+    return {
+        "together, exact": law(vmf),
+        "together, published": law(printed),
+        "redrawn, exact": law(redrawn(vmf)),
+        "redrawn, published": law(redrawn(printed)),
+        "redrawn, fitted": law(redrawn(fitted)),
+        "forwards": law(vmf / prior),
+        "negatives": law(redrawn(1 - printed)),
+        "base": law(torch.ones_like(vmf)),
+    }
+
+
+LAWS = {
+    "together, published": PublishedFiniteProcess,
+    "redrawn, exact": RedrawnFiniteProcess,
+    "redrawn, published": PartnersFiniteProcess,
+    "redrawn, fitted": FittedFiniteProcess,
+    "forwards": ForwardFiniteProcess,
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_each_law_of_pairs_is_its_own_sum_on_a_finite_circle(name: str) -> None:
+    """Few pairs from each pool, as above; every other law is refused."""
+    process = LAWS[name](kappa_pos=10.0, kappa_range=(4.0, 40.0), pool=256)
+    generator = torch.Generator().manual_seed(3)
+    if "published" in name or "fitted" in name:  # no pools
+        batches = [process.sample(40_000, generator=generator)]
+    else:
+        batches = [process.sample(16, generator=generator) for _ in range(1250)]
+    counts = process.counts(batches)
+    laws = summed_laws(process)
+    fits = {other: chi_squared_p(counts, law) for other, law in laws.items()}
+    assert fits.pop(name) > 1e-3, fits
+    if "redrawn" in name:  # on the circle the regression is too good to be told apart
+        fits = {other: p for other, p in fits.items() if other[:7] != "redrawn"}
+        fits["exact or not"] = chi_squared_p(
+            counts, laws["redrawn, " + ("fitted" if "exact" in name else "exact")]
+        )
+    assert max(fits.values()) < 1e-6, fits
+
+
+def test_published_negatives_are_refused_partners_of_the_anchors_latent() -> None:
+    process = PartnersFiniteProcess(kappa_pos=10.0, kappa_range=(4.0, 40.0))
+    pairs = process.sample(40_000, 2, torch.Generator().manual_seed(5))
+    assert pairs.x_neg is not None and pairs.x_neg.shape == (40_000, 2, 2)
+    laws = summed_laws(process)
+    for column in range(2):
+        negatives = pairs._replace(x_pos=pairs.x_neg[:, column])
+        counts = process.counts([negatives])
+        assert chi_squared_p(counts, laws["negatives"]) > 1e-3
+        assert chi_squared_p(counts, laws["base"]) < 1e-9
+
+
+def test_sums_and_series_agree_on_the_laws_that_have_both() -> None:
+    process = FiniteProcess(kappa_pos=10.0, kappa_range=(4.0, 40.0))
+    laws = summed_laws(process)
+    np.testing.assert_allclose(laws["together, exact"], process.vmf_law(), atol=1e-9)
+    np.testing.assert_allclose(
+        laws["together, published"], process.published_law(), atol=1e-9
+    )
+
+
+def test_one_backbone_makes_kappa_a_function_of_the_direction() -> None:
+    process = AuthorsJointProcess(5, smoothing_steps=300, dtype=DOUBLE)
+    plain = AuthorsProcess(5, smoothing_steps=300, dtype=DOUBLE)
+    x = process.draw((50,), torch.Generator().manual_seed(0))
+    assert process.mu(x).equal(plain.mu(x))
+    assert process.kappa(x).equal(plain.kappa(plain.mu(x)))
+    pairs = process.sample(16, 3, torch.Generator().manual_seed(1))
+    assert pairs.x_neg is not None and pairs.x_neg.shape == (16, 3, 5)
+
+
+def test_forward_pairs_need_a_density() -> None:
+    with pytest.raises(ValueError, match="family='vmf'"):
+        ForwardPairsProcess(smoothing_steps=500, family="laplace").sample(4)
 
 
 def chi_squared_p(counts: np.ndarray, law: np.ndarray) -> float:
@@ -468,6 +593,8 @@ def test_hopeless_requests_say_what_to_do(world: PaperProcess) -> None:
         PaperProcess(smoothing_steps=500, pool=2).sample(512)
     with pytest.raises(RuntimeError, match="use PaperProcess"):
         PublishedPairsProcess(smoothing_steps=500, kappa_pos=1e6).sample(8)
+    with pytest.raises(RuntimeError, match="use PaperProcess"):
+        PublishedPartnersProcess(smoothing_steps=500, kappa_pos=1e6).sample(2)
     with pytest.raises(RuntimeError, match="smoothing_steps"):
         PaperProcess(64, smoothing_steps=0)
     with pytest.raises(ValueError, match="n_terms"):

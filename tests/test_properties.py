@@ -258,11 +258,7 @@ def test_losses_refuse_what_has_no_meaning(
     with pytest.raises(TypeError, match="q must be a VonMisesFisher"):
         loss(q.loc, q_pos)
     loc, kappa = q.loc, q.concentration
-    for wrong in (
-        (loc * math.nan, kappa),
-        (loc, kappa * math.nan),
-        (loc[:0], kappa[:0]),
-    ):
+    for wrong in ((loc * math.nan, kappa), (loc, kappa * math.nan)):
         with pytest.raises(ValueError, match=r"loc|concentration"):
             VonMisesFisher(*wrong)
 

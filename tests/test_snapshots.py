@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from pcl.experiments import PRESETS, Job, experiments, run_job
 from pcl.heads import save_head, train_head
 from pcl.ledger import read
+from pcl.provenance import machine
 from pcl.scores import format_ours, scoreboard
 
 EXPERIMENTS = experiments()
@@ -27,8 +29,14 @@ EXPERIMENTS = experiments()
 
 
 def processor() -> str:
-    """What decides the last bits of a result: the kernels that torch chooses."""
-    return torch.backends.cpu.get_cpu_capability()
+    """What decides the last bits of a result: the kernels that torch and its libraries
+    choose."""
+    return f"{torch.backends.cpu.get_cpu_capability()}, {machine()['cpu']}"
+
+
+# What only counts who comes before whom. On another processor two neighbours may swap
+# places, which moves a rank correlation of a smoke run by up to about 1e-4.
+ORDERED = re.compile(r"rank|corr|trend|auroc|aurc|recall|safe")
 
 
 @pytest.fixture
@@ -119,9 +127,11 @@ def test_a_smoke_run_gives_the_same_metrics(name: str, one_thread: None) -> None
     if known["processor"] == processor():
         assert known["metrics"] == found
     else:
-        values = {key: float(value) for key, value in found.items()}
-        wanted = {key: float(value) for key, value in known["metrics"].items()}
-        assert values == pytest.approx(wanted, rel=1e-5, nan_ok=True)
+        assert found.keys() == known["metrics"].keys()
+        for key, value in known["metrics"].items():
+            slack = 1e-3 if ORDERED.search(key) else 0.0
+            wanted = pytest.approx(float(value), rel=1e-5, abs=slack, nan_ok=True)
+            assert float(found[key]) == wanted, key
 
 
 def types_of(value: Any) -> Any:
