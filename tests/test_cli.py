@@ -83,10 +83,11 @@ def test_run_records_and_a_second_run_finds_it_done(
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_row_of_every_experiment_runs_at_smoke(name: str) -> None:
     todo = jobs(name, preset="smoke", seeds=[1])
-    records, start = [], time.process_time()
+    records = []
     for job in todo:
+        start = time.process_time()  # a loaded machine stretches any other clock
         records.append(run_job(job))
-    assert time.process_time() - start < 60 * len(todo)
+        assert time.process_time() - start < 60, job.row
     assert [record.key for record in records] == [job.key for job in todo]
     assert all(record.metrics for record in records)
     assert run_job(todo[0]).metrics == records[0].metrics, (
