@@ -12,6 +12,34 @@ import torch
 from torch import Tensor
 
 # %% ../../nbs/115_usual_sampler.ipynb #485a24f3
+def _accepted_share(
+    m: int,  # D - 1
+    a: Tensor,
+    b: Tensor,
+    d: Tensor,
+    generator: torch.Generator | None,
+) -> Tensor:  # flat
+    """The beta variable of each place that the rule accepts first."""
+    a, b, d = (part.flatten() for part in (a, b, d))
+    share, left = torch.empty_like(b), torch.arange(len(b), device=b.device)
+    for _ in range(10_000):
+        both = torch.full((len(left), 2), m / 2).to(b)
+        eps = torch._sample_dirichlet(both, generator)[:, 0]
+        luck = torch.rand(
+            len(left), generator=generator, dtype=b.dtype, device=b.device
+        )
+        t = 2 * a * b / (1 - (1 - b) * eps)
+        good = m * torch.log(t) - t + d >= torch.log(luck)
+        share[left[good]] = eps[good]
+        left, a, b, d = (part[~good] for part in (left, a, b, d))
+        if not len(left):
+            return share
+    raise RuntimeError(
+        "the published rule accepts too rarely at this dim and kappa: use "
+        "VonMisesFisher"
+    )
+
+
 def published_cosine(
     dim: int,  # D
     kappa: Tensor,  # concentrations, any shape
@@ -20,34 +48,18 @@ def published_cosine(
 ) -> Tensor:  # (n, *kappa.shape)
     """Cosines by the rejection loop in wide use: WRONG on purpose where kappa > 10 is
     not far above dim."""
-    kappa = kappa.expand(n, *kappa.shape)
     m = dim - 1
     root = torch.sqrt(4 * kappa**2 + m**2)
     switch = (kappa - 10).clamp(0, 1)
     b = (1 - switch) * (root - 2 * kappa) / m + switch * m / (
         4 * kappa.clamp(min=10)
     )  # the Taylor switch
-    a = (m + 2 * kappa + root) / 4
-    d = 4 * a * b / (1 + b) - m * math.log(m)
-    cosine, open_ = torch.zeros_like(b), torch.ones_like(b, dtype=torch.bool)
-    for _ in range(10_000):
-        pair = torch._sample_dirichlet(
-            torch.full((*b.shape, 2), m / 2).to(b), generator
-        )
-        eps, u = (
-            pair[..., 0],
-            torch.rand(b.shape, generator=generator, dtype=b.dtype, device=b.device),
-        )
-        t = 2 * a * b / (1 - (1 - b) * eps)
-        accept = open_ & (m * torch.log(t) - t + d >= torch.log(u))
-        cosine = torch.where(accept, (1 - (1 + b) * eps) / (1 - (1 - b) * eps), cosine)
-        open_ = open_ & ~accept
-        if not bool(open_.any()):
-            return cosine
-    raise RuntimeError(
-        "the published rule accepts too rarely at this dim and kappa: use "
-        "VonMisesFisher"
-    )
+    with torch.no_grad():
+        a = (m + 2 * kappa + root) / 4
+        d = 4 * a * b / (1 + b) - m * math.log(m)
+        parts = [part.expand(n, *kappa.shape) for part in (a, b, d)]
+        eps = _accepted_share(m, *parts, generator).view(n, *kappa.shape)
+    return (1 - (1 + b) * eps) / (1 - (1 - b) * eps)
 
 # %% ../../nbs/115_usual_sampler.ipynb #b8b25199
 def published_sample(
