@@ -61,6 +61,8 @@ class Outcome:
     # the true values of some metrics, where they are known
     exact: Mapping[str, float] = field(default_factory=dict)
     curve: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    # other tables of numbers, such as what a figure draws, by name and column
+    series: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     seconds: float = 0.0  # of training, over all sittings
     # estimator, backbone, train and test set, where a table has such axes
     axes: Mapping[str, str] = field(default_factory=dict)
@@ -306,7 +308,10 @@ def run_job(
         metrics=outcome.metrics,
         settings=job.config(),
         exact=outcome.exact,
-        series={"curve": outcome.curve} if outcome.curve else {},
+        series={
+            **({"curve": outcome.curve} if outcome.curve else {}),
+            **outcome.series,
+        },
         seconds=max(spent, outcome.seconds),  # earlier sittings count, too
         axes=outcome.axes,
         work=experiment.work,

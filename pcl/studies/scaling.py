@@ -133,7 +133,6 @@ world_experiment(
         },
     },
     {"batch_size": 256, "n_samples": 16},
-    {"pairs": "exact"},
     seeds=(1,),
     measure=measure_scaling,
 )
