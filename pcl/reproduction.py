@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .claims import Evidence, claims_of, judge_claim, short_mean
+from .claims import Evidence, claims_of, judge_claim
 from .experiments import Job, jobs, run_job
 from .ledger import Record, latest
 from .scores import AS_PUBLISHED
@@ -97,7 +97,13 @@ SCREEN = (
     *_triple("ambiguous (table 1)", "table1 ambiguous", "table1 ambiguous-exact"),
     *_triple("clear (table 1)", "table1 clear", "table1 clear-exact"),
     Line("injective (table 1): kappa", "table1 injective kappa_median"),
-    Line("all assumptions hold: order, rank", "", "recovery ambiguous kappa_rank", "0"),
+    Line(
+        "all assumptions hold: order, rank",
+        "",
+        "recovery ambiguous kappa_rank",
+        "0",
+        "theorem",
+    ),
     Line(
         "all assumptions hold: level, error",
         "",

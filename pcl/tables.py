@@ -163,7 +163,8 @@ def verdicts(
 # %% ../nbs/935_tables.ipynb #935c0002
 def html_claim(row: ClaimRow) -> list[str]:
     """One line of the table of claims."""
-    page = f'<a href="{row.claim.chapter}.html">{escape(row.claim.source)}</a>'
+    number = row.claim.chapter.partition("_")[0]
+    page = f'<a href="{row.claim.chapter}.html">chapter {escape(number)}</a>'
     numbers = [
         escape(text)
         .replace(" ± ", "&nbsp;±&nbsp;")
@@ -175,7 +176,8 @@ def html_claim(row: ClaimRow) -> list[str]:
     basis = f"{row.runs}, {row.seeds} seeds" if row.seeds else ""
     told = "; ".join(filter(None, (row.effect, basis, weak)))
     return [
-        f"{escape(row.claim.text)}<br><small>{page}</small>",
+        f'<span style="font-weight: 400">{escape(row.claim.text)}<br>'
+        f"<small>{escape(row.claim.source)}; {page}</small></span>",
         *numbers,
         "<br>".join(map(escape, ours)).replace(" ± ", "&nbsp;±&nbsp;") or "&ndash;",
         escape(row.baseline).replace(" ± ", "&nbsp;±&nbsp;"),
