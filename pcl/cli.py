@@ -200,7 +200,7 @@ def reproduce(args: argparse.Namespace) -> int:
     """Train two runs now, print one screen; 1 if one disagrees with its record."""
     from pcl.experiments import cost, jobs
     from pcl.ledger import read
-    from pcl.reproduction import disagreements, main_claim, record_of, screen
+    from pcl.reproduction import OURS, disagreements, main_claim, record_of, screen
     from pcl.reproduction import train_live
     from pcl.scores import format_seconds
 
@@ -214,8 +214,11 @@ def reproduce(args: argparse.Namespace) -> int:
         wrong += disagreements(record, record_of(record, records))
         what = f"{job.experiment} {job.row} seed {job.seed}"
         print(f"trained {what} in {format_seconds(record.seconds)}", flush=True)
-    print(f"\n{screen(records, live)}\n")
-    print("live: trained now, one seed; everything else is recorded, and so judged.")
+    shown = screen(records, live)
+    print(f"\n{shown}\n")
+    print("live: trained now, one seed. All else is recorded, and judged as recorded.")
+    if OURS in shown:
+        print(f"{OURS} judged by our corrected runs: none as published is recorded.")
     print(main_claim(records))
     for text in wrong:
         print(f"DISAGREES {text}")

@@ -57,8 +57,8 @@ def html_table(
     return (
         '<div style="overflow-x: auto; max-width: 100%" tabindex="0" role="region" '
         f'aria-label="{escape(caption)}">'
-        f'<table class="table dataframe pcl-cards" style="font-size: 0.85em; min-width: {width}; '
-        'border-collapse: collapse">'
+        '<table class="table dataframe pcl-cards" style="font-size: 0.85em; '
+        f'min-width: {width}; border-collapse: collapse">'
         f"<thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
@@ -96,7 +96,7 @@ def _small(text: str) -> str:
 
 
 def html_score(row: ScoreRow) -> list[str]:
-    """One line of the scoreboard: row, metric, published, judged, beside it, verdict."""
+    """One line of the scoreboard: row, metric, published, judged, beside, verdict."""
     label = escape(row.label) + (
         ""
         if row.version in ("both", "-")
@@ -203,7 +203,7 @@ def claims(
 def shown(
     work: str = "pcl",
 ) -> "HTML":
-    """Every figure and table of a work, with its page in the book or why it has none."""
+    """Every figure and table of a work, with its page in the book or why not."""
     from IPython.display import HTML
 
     lines = [

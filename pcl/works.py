@@ -277,8 +277,10 @@ def _causes(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Cause]]:
     """Causes by experiment, row and metric."""
     found: dict[tuple[str, str, str], list[Cause]] = {}
     for entry in data.get("cause", ()):
-        words = ("experiment", "row", "metric", "runs", "kind", "text")
-        check_keys("word of a cause", entry, words)
+        words = ("experiment", "row", "metric", "kind", "text")
+        check_keys("word of a cause", entry, (*words, "runs"))
+        if absent := [word for word in words if not entry.get(word)]:
+            raise ValueError(f"a cause must have {', '.join(absent)}: {entry}")
         lookup("cause", entry["kind"], CAUSES)
         runs = entry.get("runs", "as published")
         lookup("kind of runs", runs, dict.fromkeys(("as published", "ours")))
