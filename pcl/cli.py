@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['EXTRAS', 'COMMANDS', 'Parsers', 'list_experiments', 'show_row', 'parse_seeds', 'parse_count', 'in_one_line',
-           'run_experiments', 'report', 'installed', 'device_name', 'doctor', 'list_data', 'data', 'copy_notebooks',
-           'embed_folder', 'train_a_head', 'rank_images', 'add_image_options', 'add_run_options', 'add_result_options',
-           'build_parser', 'main']
+           'run_experiments', 'report', 'claims', 'reproduce', 'installed', 'device_name', 'doctor', 'list_data',
+           'data', 'copy_notebooks', 'embed_folder', 'train_a_head', 'rank_images', 'add_image_options',
+           'add_run_options', 'add_result_options', 'build_parser', 'main']
 
 # %% ../nbs/950_cli.ipynb #4f58eff4
 #| code-fold: true
@@ -181,6 +181,50 @@ def report(args: argparse.Namespace) -> int:
     if not any(root.exists() for root in read_roots()):
         print(f"{write_root()} does not exist: no record was read", file=sys.stderr)
     return 0
+
+
+def claims(args: argparse.Namespace) -> int:
+    """Print the paper's claims with their verdicts."""
+    from pcl.claims import claims_json, claims_markdown, claims_text, judged_claims
+    from pcl.ledger import read
+
+    rows = judged_claims(read().records)
+    if args.json:
+        print(json.dumps(claims_json(rows), indent=1))
+    else:
+        print((claims_markdown if args.markdown else claims_text)(rows))
+    return 0
+
+
+def reproduce(args: argparse.Namespace) -> int:
+    """Train two runs now, print one screen; 1 if one disagrees with its record."""
+    from pcl.experiments import cost, jobs
+    from pcl.ledger import read
+    from pcl.reproduction import OURS, disagreements, main_claim, record_of, screen
+    from pcl.reproduction import train_live
+    from pcl.scores import format_seconds
+
+    records = read().records
+    known = [cost(job, records).seconds or 0.0 for job in jobs("quick")]
+    print(f"training {len(known)} runs, about {format_seconds(math.fsum(known))}")
+    sys.stdout.flush()
+    live, wrong = [], []
+    for job, record in train_live():
+        live.append(record)
+        wrong += disagreements(record, record_of(record, records))
+        what = f"{job.experiment} {job.row} seed {job.seed}"
+        print(f"trained {what} in {format_seconds(record.seconds)}", flush=True)
+    shown = screen(records, live)
+    print(f"\n{shown}\n")
+    print("live: trained now, one seed. All else is recorded, and judged as recorded.")
+    if OURS in shown:
+        print(f"{OURS} judged by our corrected runs: none as published is recorded.")
+    print(main_claim(records))
+    for text in wrong:
+        print(f"DISAGREES {text}")
+    if not wrong:
+        print("The live runs agree with their records.")
+    return 1 if wrong else 0
 
 # %% ../nbs/950_cli.ipynb #99b6880d
 EXTRAS = {
@@ -433,6 +477,8 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "show": (show_row, "say what a row does, and what it costs"),
     "run": (run_experiments, "run an experiment and record it"),
     "report": (report, "print paper against ours"),
+    "claims": (claims, "print the paper's claims with their verdicts"),
+    "reproduce": (reproduce, "train two runs now and print one screen of verdicts"),
     "doctor": (doctor, "say what this machine has and lacks"),
     "data": (data, "list the data sets, or get and verify one"),
     "notebooks": (copy_notebooks, "copy the chapters into a folder"),
@@ -469,15 +515,16 @@ def add_run_options(parsers: Parsers) -> None:
 
 
 def add_result_options(parsers: Parsers) -> None:
-    """The options of `report`, `data` and `notebooks`."""
+    """The options of `report`, `claims`, `data` and `notebooks`."""
     parser = parsers["report"]
     names = "only these experiments (default all)"
     parser.add_argument("names", metavar="NAME", nargs="*", help=names)
     own = "with what no paper speaks of"
     parser.add_argument("--all", action="store_true", help=own)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="one object per row")
-    form.add_argument("--markdown", action="store_true", help="a table of what was run")
+    for name in ("report", "claims"):
+        form = parsers[name].add_mutually_exclusive_group()
+        form.add_argument("--json", action="store_true", help="one object per row")
+        form.add_argument("--markdown", action="store_true", help="a Markdown table")
     which = "the data set to get (default: list them)"
     parsers["data"].add_argument("name", metavar="NAME", nargs="?", help=which)
     parser = parsers["notebooks"]

@@ -214,8 +214,7 @@ class Job:
 # %% ../nbs/920_experiments.ipynb #fef031c7
 # What `make reproduce` runs: experiment, row and seeds, None for all of them.
 QUICK: tuple[tuple[str, str | None, tuple[int, ...] | None], ...] = (
-    ("sampler", None, None),
-    ("marginal", None, None),
+    ("figure2", "d2-as-published-short", (4,)),
     ("recovery", "ambiguous", (1,)),
 )
 
