@@ -227,15 +227,16 @@ def measured(
     metrics: Sequence[str],  # the columns
     preset: str = "cpu",
     records: Iterable[Record] | None = None,  # default the whole ledger
+    rows: Iterable[str] | None = None,  # default all of them
 ) -> "HTML":
-    """What the recorded runs of an experiment measured, one line for each of its
-    rows."""
+    """What the recorded runs of an experiment measured, one line for each row."""
     from IPython.display import HTML
 
     found = Runs(latest(read() if records is None else records))
     runs = found.where(experiment=name, preset=preset)
     lines = []
-    for row in lookup("experiment", name, experiments()).rows:
+    known = lookup("experiment", name, experiments()).rows
+    for row in known if rows is None else rows:
         mine = runs.row(row)
         cells = [_mean_cell(mine.values(m, finite=False)) for m in metrics]
         spent = format_seconds(sum(r.seconds for r in mine))
