@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['fisher_information', 'expected_rank', 'pairs_needed']
 
-# %% ../nbs/362_information.ipynb #41759101
+# %% ../nbs/362_information.ipynb #e716d127
 #| code-fold: true
 import math
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -17,7 +18,12 @@ from torch import Tensor
 
 from .marginal import log_marginal
 
-# %% ../nbs/362_information.ipynb #0537a9c0
+# %% ../nbs/362_information.ipynb #85a93a6b
+@lru_cache(maxsize=64)
+def _legendre(dim: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.polynomial.legendre.leggauss(160 + 8 * math.ceil(math.sqrt(dim)))
+
+
 def _nodes(
     kappa1: Tensor,  # one concentration
     kappa2: Tensor,  # (m,)
@@ -28,13 +34,13 @@ def _nodes(
     spread = (1 / kappa1 + 1 / kappa2 + 1 / kappa_pos).sqrt()
     reach = 1.6 * (math.sqrt(dim - 1) + 9)  # 1.6: a chord is up to pi/2 times shorter
     top = (reach * spread).clamp(max=math.pi)[:, None]
-    x, weight = np.polynomial.legendre.leggauss(160 + 8 * math.ceil(math.sqrt(dim)))
-    angle = top * (torch.from_numpy(x).to(top) + 1) / 2
+    x, weight = (torch.from_numpy(part).to(top) for part in _legendre(dim))
+    angle = top * (x + 1) / 2
     log_area = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2) - math.log(math.pi) / 2
     base = (log_area + (dim - 2) * angle.sin().log()).exp()
-    base = base * top * torch.from_numpy(weight).to(top) / 2 / len(kappa2)
+    base = base * top * weight / 2 / len(kappa2)
     kappa = kappa1.expand_as(angle).clone()
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch.enable_grad():
         kappa.requires_grad_()
         log_ratio = log_marginal(angle.cos(), kappa, kappa2[:, None], kappa_pos, dim)
         (slope,) = torch.autograd.grad(log_ratio.sum(), kappa)
@@ -50,21 +56,28 @@ def fisher_information(
 ) -> Tensor:  # the shape of kappa1
     """Fisher information about log kappa1 in one pair, all else known, marginals
     uniform."""
-    k1, k2, k_pos = (
-        torch.as_tensor(k).detach().double() for k in (kappa1, kappa2, kappa_pos)
-    )
+    with torch.inference_mode(False):  # the score is a slope, whatever the caller wants
+        k1 = torch.as_tensor(kappa1).detach().clone().double()
+        k2, k_pos = (
+            torch.as_tensor(k).detach().clone().to(k1) for k in (kappa2, kappa_pos)
+        )
     for name, k in (("kappa1", k1), ("kappa2", k2), ("kappa_pos", k_pos)):
         if not k.numel() or not bool(((k > 0) & k.isfinite()).all()):
             raise ValueError(
                 f"{name} must be above 0, finite and not NaN: outside, a pair tells "
                 "nothing about log kappa1"
             )
+    if k_pos.numel() > 1:
+        raise ValueError(f"kappa_pos must be one number, got {k_pos.numel()}")
+    if not isinstance(dim, int) or not 2 <= dim <= 10**5:
+        raise ValueError(f"dim must be an integer from 2 to 100000, got {dim!r}")
     if not n_negatives >= 1:
         raise ValueError(f"n_negatives must be at least 1, got {n_negatives}")
-    values = [
-        _of_one(*_nodes(k, k2.reshape(-1), k_pos, dim), n_negatives)
-        for k in k1.reshape(-1)
-    ]
+    with torch.inference_mode(False):
+        values = [
+            _of_one(*_nodes(k, k2.reshape(-1), k_pos, dim), n_negatives)
+            for k in k1.reshape(-1)
+        ]
     return torch.stack(values).reshape(k1.shape)
 
 # %% ../nbs/362_information.ipynb #b57330ac
@@ -112,7 +125,7 @@ def expected_rank(
     width = (error[:, None] ** 2 + error**2).sqrt()
     above = torch.special.ndtr(gap / width).nan_to_num(0.5).fill_diagonal_(0.5)
     estimated = above.sum(1)  # expected rank, up to a constant
-    rank = (gap > 0).sum(1) + (gap == 0).sum(1) / 2
+    rank = (gap > 0).double().sum(1) + (gap == 0).double().sum(1) / 2
     rank = rank - rank.mean()
     spread = math.sqrt((len(kappa) ** 2 - 1) / 12)  # of the ranks 1 to n
     return float((rank * estimated).mean() / rank.std(correction=0) / spread)
