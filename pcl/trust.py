@@ -488,9 +488,20 @@ def recalibrate(
         math.exp(found.x[0] - b * centre), b, before, -float(found.fun), at_bound
     )
 
-# %% ../nbs/725_intervals.ipynb #f4ae6e2d
+# %% ../nbs/725_intervals.ipynb #430a8708
+#| code-fold: true
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
 from scipy.interpolate import CubicSpline
 from scipy.special import chdtri, ndtri
+from torch import Tensor
+
+from .marginal import log_marginal
+from .vmf import VonMisesFisher
 
 # %% ../nbs/725_intervals.ipynb #1edfe306
 @dataclass(frozen=True)
