@@ -82,8 +82,8 @@ def test_a_network_moves_and_its_gradients_are_there() -> None:
 # --- everything on the sphere
 
 LAYERS = (
-    "bessel", "polar", "vmf", "harmonics", "kernels", "pair_integral", "marginal", "nonisotropic", "neighbours", "losses",
-    "published.sphere", "published.objectives",
+    "bessel", "polar", "vmf", "harmonics", "kernels", "pair_integral", "marginal", "information", "nonisotropic",
+    "neighbours", "losses", "published.sphere", "published.objectives",
 )  # fmt: skip
 # Exported, but with no tensor among the arguments that could be on a device.
 EXEMPT = {
@@ -198,7 +198,7 @@ def thrice(kappa: Tensor) -> Tensor:
 # Parts of an operation that carries its own derivative: they are called without one.
 PLAIN = {
     "gap_moments", "turn_rate", "cosine_law", "solve_gap", "bessel_top", "bessel_down", "coefficients", "clenshaw",
-    "marginal_integral", "marginal_with_point",
+    "marginal_integral", "marginal_with_point", "fisher_information", "expected_rank", "pairs_needed",
 }  # fmt: skip
 # How each exported thing is called. Names of modules that are not there yet, or no more, do no harm.
 CALLS: dict[str, Callable[..., object]] = {
@@ -241,6 +241,9 @@ CALLS: dict[str, Callable[..., object]] = {
     "fit": lambda loc, f, **_: [f(loc).loc, f(loc).concentration, f(loc, loc[:, 0].abs()).loc],
     "zonal_harmonics": lambda cos, f, **_: f(cos, 5, 6),
     "log_marginal": lambda kappa, cos, f, **_: [f(cos, kappa, kappa + 1, 10.0, 5), f(cos[:, None], kappa, kappa, kappa[0], 5)],
+    "fisher_information": lambda kappa, f, **_: [f(kappa, kappa, 10.0, 5), f(kappa, 3.0, 10.0, 5, 7)],
+    "expected_rank": lambda kappa, f, **_: f(kappa, 1 / kappa),
+    "pairs_needed": lambda kappa, f, **_: f(0.7, kappa, 10.0, 5),
     "loss_landscape": lambda kappa, cos, f, **_: f(ExactInfoNCE(5.0, reduction="none").to(cos.device), cos, kappa, 5, 8),
     "PublishedInfoNCE": lambda f, **inputs: of_loss(lambda: f(5.0))(**inputs),
     "PublishedELK": lambda f, **inputs: of_loss(lambda: f(5.0))(**inputs),

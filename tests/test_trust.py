@@ -19,10 +19,12 @@ from pcl.trust import (
     choose,
     error_of_mean,
     harmonic_tests,
+    kappa_interval,
     match_reliability,
     pair_coverage,
     pair_nats,
     recalibrate,
+    recalibration_interval,
     uniformity,
 )
 from pcl.vmf import HypersphericalUniform, VonMisesFisher
@@ -330,3 +332,128 @@ def test_uniformity_takes_posteriors_that_carry_gradients() -> None:
     kappa = q.concentration.clone().requires_grad_()
     carried = VonMisesFisher(q.loc, kappa)
     assert str(uniformity(carried, 20.0)) == str(uniformity(q, 20.0))
+
+
+def by_weights(
+    q: VonMisesFisher, q_pos: VonMisesFisher, weight: Tensor, p: Tensor
+) -> Tensor:
+    """The loss of one block with every pair weighted, as question and as candidate."""
+    logs = [part.concentration.double().log() for part in (q, q_pos)]
+    k, k_pos = ((p[0] + p[1].exp() * log).exp() for log in logs)
+    cos = (q.loc.double() @ q_pos.loc.double().T).clamp(-1, 1)
+    table = log_marginal(cos, k[:, None], k_pos, 20.0, 4)
+    bottom = (table + weight.log()).logsumexp(1)
+    return (weight * (bottom - table.diagonal())).sum() / weight.sum()
+
+
+def fitted(
+    q: VonMisesFisher, q_pos: VonMisesFisher, weight: Tensor, p: Tensor
+) -> Tensor:
+    """Its minimiser, by Newton steps with differences of exact slopes."""
+
+    def slope(p: Tensor) -> Tensor:
+        p = p.detach().requires_grad_()
+        (found,) = torch.autograd.grad(by_weights(q, q_pos, weight, p), p)
+        return found
+
+    while slope(p).abs().max() > 1e-8:
+        steps = 1e-4 * torch.eye(2, dtype=torch.float64)
+        curve = torch.stack([(slope(p + s) - slope(p - s)) / 2e-4 for s in steps])
+        p = p - torch.linalg.solve(curve, slope(p))
+    return p
+
+
+def test_the_interval_is_the_infinitesimal_jackknife() -> None:
+    """Refit with one pair a little heavier: the sum of the squared moves of log kappa
+    is the variance."""
+    n = 24
+    q, q_pos = posteriors(n, seed=3)
+    ones = torch.ones(n, dtype=torch.float64)
+    best = fitted(q, q_pos, ones, torch.zeros(2, dtype=torch.float64))
+    mend = Recalibration(math.exp(best[0]), math.exp(best[1]), 0.0, 0.0)
+    kappa = torch.tensor([5.0, 40.0], dtype=torch.float64)
+    moves = []
+    for i in range(n):
+        heavier = ones.clone()
+        heavier[i] += 1e-3
+        p = fitted(q, q_pos, heavier, best)
+        moves.append(
+            (p[0] - best[0] + (p[1].exp() - best[1].exp()) * kappa.log()) / 1e-3
+        )
+    wanted = torch.stack(moves).square().sum(0).sqrt()
+    found = recalibration_interval(mend, q, q_pos, 20.0, kappa, 0.95, None, n)
+    half = (found.high / found.low).log() / 2 / 1.959964
+    torch.testing.assert_close(half, wanted, rtol=2e-2, atol=0)
+    torch.testing.assert_close(found.kappa, mend.a * kappa**mend.b)
+    wider = recalibration_interval(mend, q, q_pos, 20.0, kappa, 0.99, None, n)
+    assert (wider.high > found.high).all() and (wider.low < found.low).all()
+
+
+def test_pairs_of_shared_images_widen_the_interval() -> None:
+    q, q_pos = posteriors(32, seed=1)
+    double = [
+        VonMisesFisher(p.loc.repeat(2, 1), p.concentration.repeat(2))
+        for p in (q, q_pos)
+    ]
+    mend, kappa = recalibrate(q, q_pos, 20.0, 32), torch.tensor(16.0)
+    names = torch.arange(32).repeat(2), torch.arange(32, 64).repeat(2)
+    once = recalibration_interval(mend, q, q_pos, 20.0, kappa, n_candidates=32)
+    for images, factor in ((names, 1.0), (None, math.sqrt(0.5))):
+        twice = recalibration_interval(
+            mend, *double, 20.0, kappa, images=images, n_candidates=32
+        )
+        ratio = (twice.high / twice.low).log() / (once.high / once.low).log()
+        assert abs(float(ratio) - factor) < 1e-6
+
+
+def test_the_interval_of_one_image_is_where_the_likelihood_is_high() -> None:
+    generator = torch.Generator().manual_seed(2)
+    mode = torch.zeros(5, dtype=torch.float64)
+    mode[0] = 1.0
+    kappa, k_pos = (torch.tensor(k, dtype=torch.float64) for k in (12.0, 20.0))
+    z = VonMisesFisher(mode, kappa).sample((200,), generator=generator)
+    z_pos = VonMisesFisher(z, k_pos).sample(generator=generator)
+    mu = VonMisesFisher(z_pos, 2 * kappa).sample(generator=generator)
+    partners = VonMisesFisher(mu, (2 * kappa).expand(200))
+    found = kappa_interval(mode, partners, 20.0)
+
+    def fits(k: Tensor) -> float:
+        return float(log_marginal(mu @ mode, k, 2 * kappa, 20.0, 5).sum())
+
+    peak = fits(found.kappa)
+    assert found.low < 12 < found.high
+    assert peak >= max(fits(found.kappa * s) for s in (0.999, 1.001))
+    for end in (found.low, found.high):
+        assert abs(peak - fits(end) - 3.841459 / 2) < 1e-4
+    # partners on the spot cannot exclude a point, scattered ones not the uniform law
+    same = VonMisesFisher(mode.expand(3, 5), (2 * kappa).expand(3))
+    assert float(kappa_interval(mode, same, 20.0).high) == math.inf
+    away = VonMisesFisher(-mode.expand(3, 5), (2 * kappa).expand(3))
+    assert (
+        float(kappa_interval(mode, away, 20.0).low)
+        == 0
+        == float(kappa_interval(mode, away, 20.0).kappa)
+    )
+
+
+def test_intervals_refuse_what_has_none() -> None:
+    q, q_pos = posteriors(16)
+    mend, kappa = Recalibration(1.0, 1.0, 0.0, 0.0), torch.tensor(16.0)
+    stuck = Recalibration(1.0, 20.0, 0.0, 0.0, at_bound=True)
+    with pytest.raises(ValueError, match="stopped at a bound"):
+        recalibration_interval(stuck, q, q_pos, 20.0, kappa)
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        recalibration_interval(mend, q, q_pos, 20.0, kappa, level=95)
+    for bad in (0.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="kappa must be above 0"):
+            recalibration_interval(mend, q, q_pos, 20.0, torch.tensor(bad))
+    with pytest.raises(ValueError, match="images must name two images"):
+        names = torch.arange(3), torch.arange(3)
+        recalibration_interval(mend, q, q_pos, 20.0, kappa, images=names)
+    far = Recalibration(1e4, 0.1, 0.0, 0.0)
+    with pytest.raises(ValueError, match="not a minimum"):
+        recalibration_interval(far, q, q_pos, 20.0, kappa)
+    with pytest.raises(ValueError, match=r"loc must have shape \(D,\)"):
+        kappa_interval(q.loc, q_pos, 20.0)
+    with pytest.raises(ValueError, match="level must lie"):
+        kappa_interval(q.loc[0], q_pos, 20.0, level=0.0)
