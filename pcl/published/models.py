@@ -82,11 +82,13 @@ def published_encoder(
         mlp([features, *widths, dim]), mlp([inputs, *narrow, 1]), joint
     )
 
-# %% ../../nbs/438_published_images.ipynb #663523ea
+# %% ../../nbs/438_published_images.ipynb #8c1ddd44
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
-# %% ../../nbs/438_published_images.ipynb #ef681039
+# %% ../../nbs/438_published_images.ipynb #77f2e3aa
 def published_last_layer(
     features: int,  # that come in
     dim: int,  # D of the latents
@@ -105,5 +107,5 @@ def set_published_start(
     kappa: float,  # the median length of the outputs afterwards
 ) -> None:
     """Stretch the weights' lengths so that kappa starts where the script says."""
-    lengths = layer.parametrizations.weight.original0
-    lengths.mul_(kappa / layer(features).norm(dim=-1).median())
+    parts = cast(Any, layer.parametrizations).weight
+    parts.original0.mul_(kappa / layer.forward(features).norm(dim=-1).median())

@@ -695,12 +695,13 @@ def grid_axes(loss: str) -> list[str]:
 def grid_setting(axis: str, value: float) -> dict[str, Any]:
     """A choice on an axis, in the words of the configuration; phases hold kappa back
     for the first half, and kappa starts at kappa_pos."""
-    return {
+    named: dict[str, dict[str, Any]] = {
         "m": {"n_neg": int(value)},
         "dim": {"dim": int(value)},
         "kappa_pos": {"kappa_pos": float(value), "start_kappa": float(value)},
         "phasewise": {"kappa_from": 0.5 * value},
-    }.get(axis, {axis: float(value)})
+    }
+    return named.get(axis, {axis: float(value)})
 
 
 def away_from(loss: str, labels: str) -> dict[str, float]:
