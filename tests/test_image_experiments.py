@@ -226,8 +226,8 @@ def test_what_preset_paper_leaves_open_is_the_published_choice():
         ("best_m", "best_kappa_pos", "best_dim"),
         [e for e in published_numbers() if e.experiment == "table9"],
     )
-    for entry in published:  # no number where neither version is legible
-        if entry.metric in places:
+    for entry in published:  # the scripts have what neither text shows legibly
+        if entry.metric in places and entry.value is not None:
             loss = entry.row.split("-")[0]
             assert (
                 entry.value

@@ -16,7 +16,7 @@ from ..experiments import Outcome, make_row
 from ..protocols import judge, rejection
 from ..retrieval import safe_retrieval
 from .cifar10h import ImageSettings, image_experiment, train_on_images
-from .cifar10h import tuned_row
+from .cifar10h import published_image_row, tuned_row
 
 # %% ../../nbs/445_abstention.ipynb #29f38789
 @dataclass(frozen=True)
@@ -50,7 +50,11 @@ def measure_rejection(
 image_experiment(
     "figure5",
     "Does Recall@1 rise when the least certain images are rejected?",
-    {"mcinfonce": make_row({"loss": "mcinfonce"}), "exact-infonce": tuned_row()},
+    {
+        "mcinfonce": make_row({"loss": "mcinfonce"}),
+        "exact-infonce": tuned_row(),
+        "mcinfonce-as-published": published_image_row(),
+    },
     RejectionSettings,
     measure_rejection,
 )
