@@ -249,3 +249,11 @@ def probabilistic(
         )
     mu_net, kappa_net = (nn.Linear(features, n, device=device) for n in (dim, 1))
     return SphereEncoder(mu_net, kappa_net, backbone)
+
+# %% ../nbs/960_moved.ipynb #ec6c615c
+from typing import TYPE_CHECKING
+
+if not TYPE_CHECKING:
+    from pcl._moved import moved
+
+    __getattr__ = moved("encoders")

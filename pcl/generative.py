@@ -515,3 +515,11 @@ def share_negatives(
         )
 
     return sample
+
+# %% ../nbs/960_moved.ipynb #0c669ce5
+from typing import TYPE_CHECKING
+
+if not TYPE_CHECKING:
+    from pcl._moved import moved
+
+    __getattr__ = moved("generative")

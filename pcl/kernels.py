@@ -151,3 +151,11 @@ def squared_distance(
     return torch.where(sharp, torch.where(both & (gap == 0), 0.0, math.inf), value).to(
         p.loc.dtype
     )
+
+# %% ../nbs/960_moved.ipynb #76799d74
+from typing import TYPE_CHECKING
+
+if not TYPE_CHECKING:
+    from pcl._moved import moved
+
+    __getattr__ = moved("kernels")

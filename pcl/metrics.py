@@ -390,3 +390,11 @@ def entropy_correlation(
             f"{tuple(probs.shape)}"
         )
     return spearman(score, -entropy)
+
+# %% ../nbs/960_moved.ipynb #b540c1db
+from typing import TYPE_CHECKING
+
+if not TYPE_CHECKING:
+    from pcl._moved import moved
+
+    __getattr__ = moved("metrics")

@@ -776,3 +776,11 @@ def _check_samples(samples: Tensor, weights: Tensor | None) -> None:
             "weights must be finite and non-negative with a positive sum: drop the "
             "others"
         )
+
+# %% ../nbs/960_moved.ipynb #f36662cb
+from typing import TYPE_CHECKING
+
+if not TYPE_CHECKING:
+    from pcl._moved import moved
+
+    __getattr__ = moved("vmf")
