@@ -403,8 +403,8 @@ def verdict_in_words(row: ClaimRow) -> str:
 
 def claims_markdown(rows: Sequence[ClaimRow]) -> str:
     """The claims as a Markdown table."""
-    head = ("claim", "paper", "as published here", "corrected here", "exact here")
-    head = (*head, "baseline", "verdict")
+    here = [f"{name} here" for name in ("as published", "corrected", "exact")]
+    head = ("claim", "paper", *here, "baseline", "verdict")
     body = [
         (
             row.claim.text,
