@@ -647,7 +647,8 @@ def kappa_interval(
         )
     cos = (q_pos.loc.double() @ loc.double()).clamp(-1, 1)
     partner = q_pos.concentration.double()
-    grid = np.linspace(*np.log(_DECADES), 257)
+    first, last = map(math.log, _DECADES)
+    grid = np.linspace(first, last, 257)
     kappa = torch.from_numpy(np.exp(grid)).to(cos)[:, None]
     logs = log_marginal(cos, kappa, partner, kappa_pos, loc.shape[0])
     curve = CubicSpline(grid, logs.sum(1).cpu().numpy())
@@ -658,4 +659,5 @@ def kappa_interval(
     best = {grid[0]: 0.0, grid[-1]: math.inf}.get(top, math.exp(top))
     low = math.exp(below.min()) if len(below) else 0.0
     high = math.exp(above.max()) if len(above) else math.inf
-    return KappaInterval(*(torch.tensor(k).to(cos) for k in (best, low, high)), level)
+    parts = [torch.tensor(k).to(cos) for k in (best, low, high)]
+    return KappaInterval(parts[0], parts[1], parts[2], level)

@@ -14,13 +14,12 @@ from torch import Tensor
 # %% ../../nbs/115_usual_sampler.ipynb #485a24f3
 def _accepted_share(
     m: int,  # D - 1
-    a: Tensor,
+    a: Tensor,  # (N,), as are b and d
     b: Tensor,
     d: Tensor,
     generator: torch.Generator | None,
-) -> Tensor:  # flat
+) -> Tensor:  # (N,)
     """The beta variable of each place that the rule accepts first."""
-    a, b, d = (part.flatten() for part in (a, b, d))
     share, left = torch.empty_like(b), torch.arange(len(b), device=b.device)
     for _ in range(10_000):
         both = torch.full((len(left), 2), m / 2).to(b)
@@ -57,8 +56,9 @@ def published_cosine(
     with torch.no_grad():
         a = (m + 2 * kappa + root) / 4
         d = 4 * a * b / (1 + b) - m * math.log(m)
-        parts = [part.expand(n, *kappa.shape) for part in (a, b, d)]
-        eps = _accepted_share(m, *parts, generator).view(n, *kappa.shape)
+        shape = n, *kappa.shape
+        a, b_flat, d = (part.expand(shape).flatten() for part in (a, b, d))
+        eps = _accepted_share(m, a, b_flat, d, generator).view(shape)
     return (1 - (1 + b) * eps) / (1 - (1 - b) * eps)
 
 # %% ../../nbs/115_usual_sampler.ipynb #b8b25199
