@@ -10,7 +10,7 @@ __all__ = ['Posterior', 'Modes', 'MixtureOfVMF', 'parameters_of', 'from_paramete
 """Mixtures of von Mises-Fisher distributions, and the exact pair ratio between them."""
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -275,9 +275,8 @@ class MixtureOfVMF(Distribution):
             level, n_samples, generator
         )
 
-# %% ../nbs/155_mixtures.ipynb #1f875292
+# %% ../nbs/155_mixtures.ipynb #6a7e88ed
 Posterior = VonMisesFisher | MixtureOfVMF
-_Kind = TypeVar("_Kind", VonMisesFisher, MixtureOfVMF, Posterior)
 
 
 def parameters_of(
