@@ -516,7 +516,7 @@ def share_negatives(
 
     return sample
 
-# %% ../nbs/375_modes.ipynb #2af7b280
+# %% ../nbs/375_modes.ipynb #6f1a7854
 import math
 
 import torch
@@ -527,7 +527,7 @@ from .mixtures import MixtureOfVMF
 from .pairs import Pairs
 from .vmf import HypersphericalUniform, VonMisesFisher
 
-# %% ../nbs/375_modes.ipynb #fdb8cc2c
+# %% ../nbs/375_modes.ipynb #036d709f
 class TwoModeProcess:
     """A generative process whose posteriors have two modes, or one, and average to the
     uniform density."""
