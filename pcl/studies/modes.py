@@ -275,7 +275,12 @@ register(
         question="Are both modes of a posterior found from pairs alone?",
         measure=measure_modes,
         settings=ModesSettings,
-        rows={**_rows(3, {}), **_rows(10, _HIGH), "d10-told": _TOLD},
+        rows={
+            **_rows(3, {}),
+            "d3-long": make_row({"dim": 3}, cpu={"steps": 4800}),
+            **_rows(10, _HIGH),
+            "d10-told": _TOLD,
+        },
         presets={"smoke": _SMOKE, "cpu": {}, "paper": _LONG},
     )
 )
