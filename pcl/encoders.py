@@ -9,11 +9,12 @@ __all__ = ['SphereEncoder', 'mlp_encoder', 'set_kappa_range', 'MixtureEncoder', 
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .mixtures import MixtureOfVMF, Posterior, joined, mapped
+from .mixtures import MixtureOfVMF, joined, mapped
 from .networks import device_of, mlp, paper_widths
 from .vmf import VonMisesFisher
 
@@ -168,8 +169,8 @@ def mixture_encoder(
 ) -> MixtureEncoder:
     """An encoder of mixtures made of three multi-layer perceptrons."""
     sizes = n_components * dim, n_components, n_components
-    nets = [mlp([features, *hidden, size]) for size in sizes]
-    return MixtureEncoder(*nets, n_components, kappa_range)
+    mu, kappa, weight = (mlp([features, *hidden, size]) for size in sizes)
+    return MixtureEncoder(mu, kappa, weight, n_components, kappa_range)
 
 # %% ../nbs/315_encoders.ipynb #d0829729
 @torch.no_grad()
@@ -209,7 +210,7 @@ def encode(
     encoder: nn.Module,  # observations to posteriors; left in evaluation mode
     x: Tensor,
     batch_size: int = 1000,
-) -> Posterior:  # where `x` is
+) -> Any:  # of the encoder's kind, where `x` is
     """Posteriors of many observations, on whatever device the encoder is."""
     device = device_of(encoder)
     parts = [encoder.eval()(part.to(device)) for part in x.split(batch_size)]

@@ -260,9 +260,9 @@ class InfoNCE(_KappaPosLoss):
 
     def forward(
         self,
-        q: Posterior,
-        q_pos: Posterior,
-        q_neg: Posterior | None = None,
+        q: Any,  # posteriors, of one mode or of several
+        q_pos: Any,
+        q_neg: Any = None,
     ) -> Tensor:
         """Score every candidate and contrast the positive with the rest."""
         blocks, positive = _candidates(q, q_pos, q_neg)
@@ -562,9 +562,9 @@ class MCInfoNCE(_KappaPosLoss):
 
     def forward(
         self,
-        q: Posterior,
-        q_pos: Posterior,
-        q_neg: Posterior | None = None,
+        q: Any,  # posteriors, of one mode or of several
+        q_pos: Any,
+        q_neg: Any = None,
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:
         """Draw, compute the InfoNCE fraction per sample, average it, take the

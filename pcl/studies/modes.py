@@ -158,9 +158,9 @@ def train_modes(
         log_every=max(1, s.steps // 20),
         label=f"one mode, D = {s.dim}, seed {seed}",
     )
-    draw, seconds, curve = share_negatives(process), 0.0, {}
+    world: Any = process  # its posteriors are no single vMF
+    draw, seconds = share_negatives(world), 0.0
     loss = ExactInfoNCE(s.kappa_pos)
-    where = {"place": place, "checkpoint": checkpoint}
     if early and (checkpoint is None or not checkpoint.exists()):
         seconds = fit(encoder, loss, draw, config, place=place).seconds
     generator = torch.Generator().manual_seed(seed)
@@ -176,7 +176,7 @@ def train_modes(
         seed=seed + 1000,
         label=f"{s.n_components} modes, D = {s.dim}, seed {seed}",
     )
-    run = fit(encoder, loss, draw, late, **where)
+    run = fit(encoder, loss, draw, late, place=place, checkpoint=checkpoint)
     curve = {name: list(column) for name, column in run.curve.items()}
     return encoder, process, curve, seconds + run.seconds
 
