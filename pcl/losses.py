@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .bessel import keep_eager
+from .mixtures import MixtureOfVMF, Posterior, joined, mapped, mixed_score
 from .polar import capped_kappa, draw_gap, polar_ratio, turn_rate
 from .vmf import VonMisesFisher, differentiable_once
 
@@ -28,11 +29,11 @@ _CHUNK_ELEMENTS = (
 
 # %% ../nbs/260_losses.ipynb #13ee5173
 def _check_batch(
-    name: str, q: VonMisesFisher, ndim: int, like: VonMisesFisher | None = None
+    name: str, q: Posterior, ndim: int, like: Posterior | None = None
 ) -> None:
     """Raise an error naming the argument unless `q` is a batch of posteriors with
     `ndim` axes that matches `like`."""
-    if not isinstance(q, VonMisesFisher):
+    if not isinstance(q, VonMisesFisher | MixtureOfVMF):
         raise TypeError(
             f"{name} must be a VonMisesFisher, got {type(q).__name__}: wrap loc and "
             "concentration first"
@@ -45,6 +46,11 @@ def _check_batch(
         )
     if like is None:
         return
+    if type(q) is not type(like) and MixtureOfVMF in (type(q), type(like)):
+        raise TypeError(
+            f"{name} is a {type(q).__name__} and q a {type(like).__name__}: use one "
+            "encoder, or as_mixture"
+        )
     if q.batch_shape[0] != like.batch_shape[0] and not (
         ndim == 2 and q.batch_shape[0] == 1
     ):
@@ -68,14 +74,14 @@ class _Candidates(NamedTuple):
     """The posteriors that each row is compared with, in blocks of columns, and which of
     the columns is its positive."""
 
-    blocks: list[VonMisesFisher]  # (B, n), or (1, n) if all rows share them
+    blocks: list[Posterior]  # (B, n), or (1, n) if all rows share them
     positive: Tensor  # (B,), the column of each row's positive
 
 
 def _candidates(
-    q: VonMisesFisher,  # references, batch shape (B,)
-    q_pos: VonMisesFisher,  # their positives, (B,)
-    q_neg: VonMisesFisher
+    q: Posterior,  # references, batch shape (B,)
+    q_pos: Posterior,  # their positives, (B,)
+    q_neg: Posterior
     # their negatives, (B, M), or (1, M) shared by all, or None for all other positives
     | None,
 ) -> _Candidates:
@@ -90,24 +96,15 @@ def _candidates(
                 "rows or more"
             )
         return _Candidates(
-            [_posteriors(q_pos.loc[None], q_pos.concentration[None])],
+            [mapped(q_pos, lambda t: t[None])],
             torch.arange(rows, device=q.loc.device),
         )
     _check_batch("q_neg", q_neg, 2, q)
     first = torch.zeros(rows, dtype=torch.long, device=q.loc.device)
-    own = _posteriors(q_pos.loc[:, None], q_pos.concentration[:, None])
+    own = mapped(q_pos, lambda t: t[:, None])
     if q_neg.batch_shape[0] < rows:
         return _Candidates([own, q_neg], first)
-    both = _posteriors(
-        torch.cat([own.loc, q_neg.loc], 1),
-        torch.cat([own.concentration, q_neg.concentration], 1),
-    )
-    return _Candidates([both], first)
-
-
-def _posteriors(loc: Tensor, concentration: Tensor) -> VonMisesFisher:
-    """Posteriors made of parts of checked ones."""
-    return VonMisesFisher(loc, concentration, validate_args=False)
+    return _Candidates([joined([own, q_neg], 1)], first)
 
 # %% ../nbs/260_losses.ipynb #c64ea54f
 def _finite(name: str, value: float) -> float:
@@ -140,6 +137,8 @@ class ContrastiveLoss(nn.Module):
     """Base of all losses: called as `loss(q, q_pos, q_neg=None)`, one value per row,
     reduced over the batch as in torch."""
 
+    mixtures: ClassVar[bool] = False  # whether posteriors may have several modes
+
     def __init__(
         self,
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
@@ -151,8 +150,13 @@ class ContrastiveLoss(nn.Module):
             )
         self.reduction = reduction
 
-    def __call__(self, q: VonMisesFisher, *others: Any, **named: Any) -> Tensor:
+    def __call__(self, q: Posterior, *others: Any, **named: Any) -> Tensor:
         """Call `forward` in the precision of the posteriors, inside autocast too."""
+        if isinstance(q, MixtureOfVMF) and not self.mixtures:
+            raise TypeError(
+                f"{type(self).__name__} takes posteriors with one mode, and q is a "
+                "MixtureOfVMF: use ExactInfoNCE, ExactNWJ or MCInfoNCE"
+            )
         # A cosine in bfloat16 has two digits, and kappa_pos multiplies what they miss.
         with torch.autocast(
             getattr(q, "loc", torch.empty(0)).device.type, enabled=False
@@ -219,11 +223,15 @@ class InfoNCE(_KappaPosLoss):
 
     def critic(
         self,
-        q: VonMisesFisher,  # references, (B,)
+        q: Posterior,  # references, (B,)
         # their candidates, (B, N), or (1, N) or (N,) shared by all rows
-        candidates: VonMisesFisher,
+        candidates: Posterior,
     ) -> Tensor:  # (B, N)
         """Scores of all candidates: larger means more likely to be a positive."""
+        if isinstance(q, MixtureOfVMF):
+            flat = len(candidates.batch_shape) == 1
+            rows = mapped(candidates, lambda t: t[None]) if flat else candidates
+            return mixed_score(self.score, mapped(q, lambda t: t[:, None]), rows)
         loc = candidates.loc if candidates.loc.ndim == 3 else candidates.loc[None]
         kappa = q.concentration.expand(q.batch_shape)[:, None]
         return self.score(_cosines(q.loc, loc), kappa, candidates.concentration, q.dim)
@@ -252,9 +260,9 @@ class InfoNCE(_KappaPosLoss):
 
     def forward(
         self,
-        q: VonMisesFisher,
-        q_pos: VonMisesFisher,
-        q_neg: VonMisesFisher | None = None,
+        q: Any,  # posteriors, of one mode or of several
+        q_pos: Any,
+        q_neg: Any = None,
     ) -> Tensor:
         """Score every candidate and contrast the positive with the rest."""
         blocks, positive = _candidates(q, q_pos, q_neg)
@@ -480,10 +488,46 @@ def _over_samples(
         ]
     )
 
+# %% ../nbs/260_losses.ipynb #f83c782a
+@keep_eager
+def _draw_components(
+    q: MixtureOfVMF,  # references, batch shape (B,)
+    q_pos: Posterior,  # positives, (B,)
+    q_neg: Posterior | None,  # negatives, as for `_draw`
+    n_samples: int,  # K, of each component
+    generator: torch.Generator | None = None,  # for reproducible draws
+) -> tuple[Draws, Tensor]:  # rows B J and columns N J', and log weights (B or 1, N, J')
+    """Draw from every component of every posterior, reparameterised."""
+    blocks, positive = _candidates(q, q_pos, q_neg)
+    rows, parts = q.log_weights.shape
+    if len(blocks) > 1:  # shared negatives, for each row anew
+        shared = mapped(blocks[1], lambda t: t.expand(rows, *t.shape[1:]))
+        blocks = [joined([blocks[0], shared], 1)]
+    others = _mixture(blocks[0])
+    z = q.components.rsample((n_samples,), generator=generator).flatten(1, 2)
+    n = parts * others.log_weights[0].numel()
+    if q_neg is None:
+        z_pos = others.components.rsample((n_samples,), generator=generator)
+        sampled = z, z_pos[:, 0].flatten(1, 2)
+        return Draws(_batch_cosines, sampled, (), positive, n), others.log_weights
+    loc = F.normalize(others.loc.flatten(1, 2), dim=-1).repeat_interleave(parts, 0)
+    kappa = others.concentration.flatten(1, 2).repeat_interleave(parts, 0)
+    along, across = _AlongAcross.apply(kappa, q.dim, n_samples, generator)
+    draws = Draws(_row_cosines, (z, along, across), (loc,), positive, n)
+    return draws, others.log_weights
+
+
+def _mixture(q: Posterior) -> MixtureOfVMF:
+    """A posterior that was checked to be of the kind of a mixture."""
+    assert isinstance(q, MixtureOfVMF)
+    return q
+
 # %% ../nbs/260_losses.ipynb #4da7293c
 class MCInfoNCE(_KappaPosLoss):
     """Formula 7: -log mean_k(e^(kappa_pos z_k.z_k+) / (e^(kappa_pos z_k.z_k+) / M +
     sum_m e^(kappa_pos z_k.z_mk-) / M))."""
+
+    mixtures = True
 
     def __init__(
         self,
@@ -518,13 +562,15 @@ class MCInfoNCE(_KappaPosLoss):
 
     def forward(
         self,
-        q: VonMisesFisher,
-        q_pos: VonMisesFisher,
-        q_neg: VonMisesFisher | None = None,
+        q: Any,  # posteriors, of one mode or of several
+        q_pos: Any,
+        q_neg: Any = None,
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:
         """Draw, compute the InfoNCE fraction per sample, average it, take the
         logarithm."""
+        if isinstance(q, MixtureOfVMF):
+            return self.reduce(self._of_mixtures(q, q_pos, q_neg, generator))
         draws = self.draw(q, q_pos, q_neg, generator)
         kappa_pos, column = self.kappa_pos, draws.positive[:, None]
         log_weight = self.log_weights(draws)
@@ -539,6 +585,38 @@ class MCInfoNCE(_KappaPosLoss):
             _over_samples(log_sum_ratio, draws, self.chunk_size), 0
         )
         return self.reduce(math.log(self.n_samples) - log_sum)
+
+    def _of_mixtures(
+        self,
+        q: MixtureOfVMF,
+        q_pos: Posterior,
+        q_neg: Posterior | None,
+        generator: torch.Generator | None,
+    ) -> Tensor:  # (B,)
+        """The same with as many draws from every component, weighted afterwards."""
+        draws, weights = _draw_components(q, q_pos, q_neg, self.n_samples, generator)
+        pairs = q.log_weights[:, :, None] + _mixture(q_pos).log_weights[:, None]
+        n_neg, kappa_pos = weights.shape[1] - 1, self.kappa_pos
+        row, column = (
+            torch.arange(n, device=q.loc.device) for n in (len(q.loc), n_neg + 1)
+        )
+        own = draws.positive[:, None] == column
+
+        def log_sum_ratio(cos: Tensor) -> Tensor:
+            score = kappa_pos * cos.unflatten(1, q.log_weights.shape)
+            score = score.unflatten(-1, weights.shape[1:])  # (k, B, J, N, J')
+            others = (score + weights[:, None]).masked_fill(
+                own[:, None, :, None], -math.inf
+            )
+            below = torch.logsumexp(others, (3, 4))[..., None]
+            above = score[:, row, :, draws.positive].movedim(0, 1)  # (k, B, J, J')
+            ratio = above - torch.logaddexp(above, below)
+            return torch.logsumexp(ratio + pairs, (0, 2, 3))
+
+        log_sum = torch.logsumexp(
+            _over_samples(log_sum_ratio, draws, self.chunk_size), 0
+        )
+        return math.log(self.n_samples) - math.log(n_neg) - log_sum
 
 # %% ../nbs/260_losses.ipynb #fa7ab498
 def loss_landscape(
@@ -580,6 +658,8 @@ from .marginal import log_marginal
 # %% ../nbs/265_exact_losses.ipynb #de47ba62
 class ExactInfoNCE(InfoNCE):
     """InfoNCE with the critic c = log(S h): -log(Sh+ / (Sh+ / M + sum_m Sh_m / M))."""
+
+    mixtures = True
 
     def score(
         self,

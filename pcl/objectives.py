@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .devices import Place
-from .vmf import VonMisesFisher
+from .mixtures import Posterior, from_parameters, mapped, parameters_of
 
 # %% ../nbs/324_objectives.ipynb #fc0f2f26
 class Learns(NamedTuple):
@@ -133,33 +133,35 @@ def parameter_groups(
 
 # %% ../nbs/324_objectives.ipynb #eb874471
 def other_positives(
-    q_pos: VonMisesFisher,  # this process's positives, shape (b,)
+    q_pos: Posterior,  # this process's positives, shape (b,)
     gather: Callable[
         [Tensor], Tensor
     ],  # (b, ...) to (processes, b, ...), with gradients
     rank: int,  # which of the processes this is
-) -> VonMisesFisher:
+) -> Posterior:
     """For each anchor of this process the positives of all other anchors, of all
     processes, as its negatives."""
     b = q_pos.batch_shape[0]
-    loc, kappa = gather(q_pos.loc).flatten(0, 1), gather(q_pos.concentration).flatten()
-    own = torch.arange(rank * b, (rank + 1) * b, device=loc.device)[:, None]
-    column = torch.arange(len(loc) - 1, device=loc.device)
+    everyone = mapped(q_pos, lambda part: gather(part).flatten(0, 1))
+    device = everyone.loc.device
+    own = torch.arange(rank * b, (rank + 1) * b, device=device)[:, None]
+    column = torch.arange(len(everyone.loc) - 1, device=device)
     others = column + (column >= own)  # (b, B - 1): all numbers but the anchor's own
-    return VonMisesFisher(loc[others], kappa[others], validate_args=False)
+    return mapped(everyone, lambda part: part[others])
 
 # %% ../nbs/324_objectives.ipynb #77ec31be
 def _posteriors(
     encoder: nn.Module, x: Tensor, learns: Learns
-) -> tuple[Tensor, Tensor, bool]:
-    """Means and concentrations, cut off where they do not learn, and whether all are
+) -> tuple[Posterior, bool]:
+    """Posteriors, cut off where they do not learn, and whether all their parameters are
     numbers."""
     out = encoder(x)
     with torch.autocast(x.device.type, enabled=False):
-        loc, kappa = out.loc, out.concentration.expand(out.batch_shape)
+        loc, *rest = parameters_of(out)
         loc = loc if learns.mu else loc.detach()
-        kappa = kappa if learns.kappa else kappa.detach()
-        return loc, kappa, not bool(loc.isnan().any() | kappa.isnan().any())
+        rest = rest if learns.kappa else [part.detach() for part in rest]
+        good = not any(bool(part.isnan().any()) for part in (loc, *rest))
+        return from_parameters(loc, *rest), good
 
 
 def _check_loss(loss: nn.Module) -> None:
@@ -217,19 +219,16 @@ class Contrast(_Posteriors):
         assert x is not None and x_pos is not None
         n, inputs = len(x), [x, x_pos]
         inputs += [] if x_neg is None else [x_neg.flatten(0, 1)]
-        loc, kappa, good = _posteriors(self.encoder, torch.cat(inputs), learns)
+        found, good = _posteriors(self.encoder, torch.cat(inputs), learns)
         with torch.autocast(x.device.type, enabled=False):
             if not good:  # for the loop to report: a loss knows no step
-                return loc.sum() + kappa.sum()
-            q, q_pos = (
-                VonMisesFisher(loc[i : i + n], kappa[i : i + n], validate_args=False)
-                for i in (0, n)
-            )
+                return found.loc.sum() + found.concentration.sum()
+            q = mapped(found, lambda part: part[:n])
+            q_pos = mapped(found, lambda part: part[n : 2 * n])
             q_neg = None
             if x_neg is not None:
                 rows = x_neg.shape[:2]
-                rest = [part[2 * n :].unflatten(0, rows) for part in (loc, kappa)]
-                q_neg = VonMisesFisher(rest[0], rest[1], validate_args=False)
+                q_neg = mapped(found, lambda part: part[2 * n :].unflatten(0, rows))
             elif self.gather is not None:
                 q_neg = other_positives(q_pos, self.gather, self.rank)
             return self.loss(q, q_pos, q_neg)
@@ -285,11 +284,11 @@ class ByLabel(_Posteriors):
         """The loss of inputs and their labels."""
         x, labels = batch
         assert x is not None
-        loc, kappa, good = _posteriors(self.encoder, x, learns)
+        found, good = _posteriors(self.encoder, x, learns)
         with torch.autocast(x.device.type, enabled=False):
             if not good:  # for the loop to report: a loss knows no step
-                return loc.sum() + kappa.sum()
-            return self.loss(VonMisesFisher(loc, kappa, validate_args=False), labels)
+                return found.loc.sum() + found.concentration.sum()
+            return self.loss(found, labels)
 
     def identity(self) -> dict[str, Any]:
         """The names of objective and loss, and the rates."""

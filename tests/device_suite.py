@@ -82,8 +82,8 @@ def test_a_network_moves_and_its_gradients_are_there() -> None:
 # --- everything on the sphere
 
 LAYERS = (
-    "bessel", "polar", "vmf", "harmonics", "kernels", "pair_integral", "marginal", "information", "nonisotropic",
-    "neighbours", "losses", "published.sphere", "published.objectives",
+    "bessel", "polar", "vmf", "harmonics", "kernels", "pair_integral", "marginal", "information", "mixtures",
+    "nonisotropic", "neighbours", "losses", "published.sphere", "published.objectives",
 )  # fmt: skip
 # Exported, but with no tensor among the arguments that could be on a device.
 EXEMPT = {
@@ -96,6 +96,7 @@ EXEMPT = {
     "Draws": "a tuple of what a loss has drawn",
     "published_coefficients": "a table from three numbers, made on the CPU",
     "Neighbours": "a tuple of what a search has found",
+    "Modes": "a tuple of what a climb has found",
 }
 
 
@@ -176,6 +177,18 @@ def whole_uniform(loc: Tensor, **_: Tensor) -> object:
     return [q.log_prob(loc), q.sample((3,)), q.mean, q.variance, q.entropy()]
 
 
+def whole_mixture(loc: Tensor, kappa: Tensor, cos: Tensor, **_: Tensor) -> object:
+    q = a_mixture(loc, kappa, cos)
+    out = [q.log_prob(loc[:2]), q.mean, q.variance, q.entropy(8), *q.modes()]
+    inside = q.in_credible_set(loc[:2], 0.9, 50)
+    return [*out, q.mode, q.weights, q.expand((3, 2)).sample((3,)), inside]
+
+
+def a_mixture(loc: Tensor, kappa: Tensor, cos: Tensor, **_: Tensor) -> Any:
+    kind = importlib.import_module("pcl.mixtures").MixtureOfVMF
+    return kind(loc.view(2, 2, 5), kappa.view(2, 2), logits=cos.view(2, 2))
+
+
 def drawn_gap(loc: Tensor, kappa: Tensor, **_: Tensor) -> object:
     polar = importlib.import_module("pcl.polar")
     return polar.draw_gap(
@@ -236,6 +249,14 @@ CALLS: dict[str, Callable[..., object]] = {
     "published_sample": lambda loc, kappa, f, **_: f(loc, kappa, 3),
     "VonMisesFisher": lambda f, **inputs: whole_vmf(**inputs),
     "HypersphericalUniform": lambda f, **inputs: whole_uniform(**inputs),
+    "MixtureOfVMF": lambda f, **inputs: whole_mixture(**inputs),
+    "parameters_of": lambda f, **inputs: f(a_mixture(**inputs)),
+    "from_parameters": lambda loc, kappa, f, **_: f(loc, kappa).mean,
+    "mapped": lambda f, **inputs: f(a_mixture(**inputs), lambda part: part[:1]).mean,
+    "joined": lambda f, **inputs: f([a_mixture(**inputs)] * 2).mean,
+    "as_mixture": lambda loc, kappa, f, **_: f(VonMisesFisher(loc, kappa)).mean,
+    "mixed_score": lambda f, **inputs: f(lambda cos, *_: cos, a_mixture(**inputs), a_mixture(**inputs)),
+    "log_marginal_between": lambda f, **inputs: f(a_mixture(**inputs), a_mixture(**inputs), 10.0),
     "NonIsotropicVMF": lambda loc, f, **_: of_distribution(f(loc, 3 + loc.abs()), loc.flip(0)),
     "published_log_prob": lambda loc, f, **_: f(exported()["NonIsotropicVMF"](loc, 3 + loc.abs()), loc.flip(0)),
     "fit": lambda loc, f, **_: [f(loc).loc, f(loc).concentration, f(loc, loc[:, 0].abs()).loc],

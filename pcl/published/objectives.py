@@ -36,6 +36,8 @@ class PublishedMCInfoNCE(MCInfoNCE):
     """Formula 7 as the authors' code has it: weight 1 for the positive in the
     denominator, and one rolled negative where none is passed."""
 
+    mixtures = False
+
     def draw(
         self,
         q: VonMisesFisher,
