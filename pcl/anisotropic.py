@@ -11,12 +11,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .bessel import log_normalizer, log_sphere_area
-from .fisher_bingham import log_anisotropic_pair, log_fisher_bingham
+from .fisher_bingham import log_fisher_bingham
 from .losses import InfoNCE
 from .vmf import VonMisesFisher
 
-# %% ../nbs/285_anisotropic.ipynb #50dd3856
+# %% ../nbs/285_anisotropic.ipynb #54dd853b
 class AnInfoNCE(InfoNCE):
     """InfoNCE with the critic -(z - z')' Lambda (z - z') / 2 of the means, Lambda
     learned."""
@@ -117,15 +116,15 @@ class AnInfoNCE(InfoNCE):
         """What `print(loss)` shows."""
         return f"dim={self.dim}, full={self.full}, normalised={self.normalised}"
 
-# %% ../nbs/290_two_kinds.ipynb #475e3dd2
+# %% ../nbs/290_two_kinds.ipynb #a34b6b58
 import torch
 from torch import Tensor
 from .bessel import log_normalizer, log_sphere_area
 from .fisher_bingham import log_anisotropic_pair
 from .vmf import VonMisesFisher
 
-# %% ../nbs/290_two_kinds.ipynb #affc58c1
-_PAIRS = 4096  # whose saddlepoints are sought at a time: they stay in cache
+# %% ../nbs/290_two_kinds.ipynb #6eea2fd5
+_PAIRS = 2**14  # whose saddlepoints are sought at a time
 
 
 class PosteriorAnInfoNCE(AnInfoNCE):

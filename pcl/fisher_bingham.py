@@ -195,7 +195,7 @@ def _newton(slopes: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     ds, dt = (k12 * k2 - k22 * k1) / det, (k12 * k1 - k11 * k2) / det
     return ds, dt, -(k1 * ds + k2 * dt)
 
-
+# %% ../nbs/290_two_kinds.ipynb #7d8310c6
 @torch.no_grad()
 def _pair_saddle(h1: Tensor, h2: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Where K is smallest, by damped Newton steps; K is convex and self-concordant."""
@@ -206,11 +206,11 @@ def _pair_saddle(h1: Tensor, h2: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
         size = (2 * decrement.clamp(min=0)).sqrt()
         step = torch.where(size < 0.7, 1.0, 1 / (1 + size))
         s, t = s + step * ds, t + step * dt
-        if float(size.max()) < 0.05:  # the next step, below, squares this
+        if float(size.max()) < 0.1:  # the next step, below, squares this
             break
     return s, t
 
-# %% ../nbs/290_two_kinds.ipynb #8ff7d976
+# %% ../nbs/290_two_kinds.ipynb #d15ee12a
 def log_anisotropic_pair(
     h1: Tensor,  # natural parameter of the first density, (..., D)
     h2: Tensor,  # and of the second; broadcasts with h1

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TwoKinds']
 
-# %% ../nbs/290_two_kinds.ipynb #032fd905
+# %% ../nbs/290_two_kinds.ipynb #2eb0e40c
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +15,7 @@ from .devices import Place
 from .objectives import ALL, Batch, Contrast, Groups, Learns, Objective
 from .objectives import encoder_groups
 
-# %% ../nbs/290_two_kinds.ipynb #01a8ab97
+# %% ../nbs/290_two_kinds.ipynb #aa65937b
 class TwoKinds(Objective):
     """Pairs of two kinds for one encoder: positives, and two looks at one latent; the
     sum of two losses."""

@@ -147,14 +147,14 @@ class PublishedELK(ELK):
         """One loss per row: the logarithm of the share of the positive."""
         return super().contrast(scores, positive) + math.log(scores.shape[1] - 1)
 
-# %% ../../nbs/285_anisotropic.ipynb #65cd9a9c
+# %% ../../nbs/285_anisotropic.ipynb #dd35f603
 import torch
 from torch import Tensor
 
 from ..anisotropic import AnInfoNCE
 from ..vmf import VonMisesFisher
 
-# %% ../../nbs/285_anisotropic.ipynb #a292213f
+# %% ../../nbs/285_anisotropic.ipynb #6f8da2ae
 class PublishedAnInfoNCE(AnInfoNCE):
     """AnInfoNCE as its authors' code computes it: 2B rows, a diagonal Lambda, and for
     the second B rows negatives that belong to the first."""

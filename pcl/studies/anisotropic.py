@@ -311,10 +311,8 @@ TOGETHER_WORLDS: dict[str, dict[str, Any]] = {
 
 
 def _together(world: str, **changes: Any) -> Row:
-    """One world, with a longer training in ten dimensions."""
-    steps = 800 if world == "d4" else 1000
-    own = {"loss": "posterior", **TOGETHER_WORLDS[world], **changes}
-    return make_row(own, cpu={"steps": steps})
+    """One world, with one kind of pairs or two."""
+    return make_row({"loss": "posterior", **TOGETHER_WORLDS[world], **changes})
 
 
 axes_experiment(
@@ -324,5 +322,5 @@ axes_experiment(
         **{f"{w}-two": _together(w, looks=True) for w in TOGETHER_WORLDS},
         **{f"{w}-one": _together(w) for w in TOGETHER_WORLDS},
     },
-    {"batch_size": 128, "n_neg": 128},
+    {"steps": 800, "batch_size": 128, "n_neg": 128},
 )
