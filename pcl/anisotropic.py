@@ -116,14 +116,14 @@ class AnInfoNCE(InfoNCE):
         """What `print(loss)` shows."""
         return f"dim={self.dim}, full={self.full}, normalised={self.normalised}"
 
-# %% ../nbs/290_two_kinds.ipynb #a34b6b58
+# %% ../nbs/290_two_kinds.ipynb #a31aca83
 import torch
 from torch import Tensor
 from .bessel import log_normalizer, log_sphere_area
 from .fisher_bingham import log_anisotropic_pair
 from .vmf import VonMisesFisher
 
-# %% ../nbs/290_two_kinds.ipynb #6eea2fd5
+# %% ../nbs/290_two_kinds.ipynb #cc1226dd
 _PAIRS = 2**14  # whose saddlepoints are sought at a time
 
 

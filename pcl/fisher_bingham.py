@@ -155,13 +155,13 @@ def sample_fisher_bingham(
         "many orders of magnitude"
     )
 
-# %% ../nbs/290_two_kinds.ipynb #55f8bf07
+# %% ../nbs/290_two_kinds.ipynb #c205c36c
 import math
 
 import torch
 from torch import Tensor
 
-# %% ../nbs/290_two_kinds.ipynb #1de831d5
+# %% ../nbs/290_two_kinds.ipynb #6d77e664
 def _blocks(
     h1: Tensor,  # (..., D)
     h2: Tensor,
@@ -195,7 +195,7 @@ def _newton(slopes: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     ds, dt = (k12 * k2 - k22 * k1) / det, (k12 * k1 - k11 * k2) / det
     return ds, dt, -(k1 * ds + k2 * dt)
 
-# %% ../nbs/290_two_kinds.ipynb #7d8310c6
+# %% ../nbs/290_two_kinds.ipynb #38bae45d
 @torch.no_grad()
 def _pair_saddle(h1: Tensor, h2: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
     """Where K is smallest, by damped Newton steps; K is convex and self-concordant."""
@@ -210,7 +210,7 @@ def _pair_saddle(h1: Tensor, h2: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
             break
     return s, t
 
-# %% ../nbs/290_two_kinds.ipynb #d15ee12a
+# %% ../nbs/290_two_kinds.ipynb #0bf6e696
 def log_anisotropic_pair(
     h1: Tensor,  # natural parameter of the first density, (..., D)
     h2: Tensor,  # and of the second; broadcasts with h1

@@ -516,7 +516,7 @@ def share_negatives(
 
     return sample
 
-# %% ../nbs/380_anisotropic_recovery.ipynb #3413fad9
+# %% ../nbs/380_anisotropic_recovery.ipynb #42e3e782
 import math
 from collections.abc import Sequence
 
@@ -528,7 +528,7 @@ from .fisher_bingham import sample_fisher_bingham
 from .pairs import Pairs
 from .vmf import VonMisesFisher
 
-# %% ../nbs/380_anisotropic_recovery.ipynb #d7192860
+# %% ../nbs/380_anisotropic_recovery.ipynb #33963274
 class AnisotropicProcess(UniformProcess):
     """A world whose positives vary differently along each axis: P(z+|z) is proportional
     to exp(-(z+ - z)' Lambda (z+ - z) / 2) on the sphere, and z is uniform."""

@@ -189,12 +189,12 @@ def mean_abs_cosine(
         )
     return (samples * loc).sum(-1).abs().mean(0)
 
-# %% ../nbs/380_anisotropic_recovery.ipynb #9c9a657c
+# %% ../nbs/380_anisotropic_recovery.ipynb #9db83290
 import numpy as np
 import torch
 from torch import Tensor
 
-# %% ../nbs/380_anisotropic_recovery.ipynb #6c100e14
+# %% ../nbs/380_anisotropic_recovery.ipynb #7ef90897
 def _as_table(name: str, values: Tensor | np.ndarray) -> np.ndarray:
     """A table of finite floats in double precision."""
     table = torch.as_tensor(values).detach().cpu()

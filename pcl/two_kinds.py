@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TwoKinds']
 
-# %% ../nbs/290_two_kinds.ipynb #2eb0e40c
+# %% ../nbs/290_two_kinds.ipynb #fea15fb9
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +15,7 @@ from .devices import Place
 from .objectives import ALL, Batch, Contrast, Groups, Learns, Objective
 from .objectives import encoder_groups
 
-# %% ../nbs/290_two_kinds.ipynb #aa65937b
+# %% ../nbs/290_two_kinds.ipynb #28f63d40
 class TwoKinds(Objective):
     """Pairs of two kinds for one encoder: positives, and two looks at one latent; the
     sum of two losses."""

@@ -173,13 +173,13 @@ class AuthorsJointProcess(AuthorsProcess):
         mu(x), as in the authors' code, so it does not hold exactly."""
         return super().kappa(self.mu(x))
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #56d8449b
+# %% ../../nbs/380_anisotropic_recovery.ipynb #46a0cf6c
 import torch
 from torch import Tensor
 
 from ..generative import AnisotropicProcess
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #b8c8f2eb
+# %% ../../nbs/380_anisotropic_recovery.ipynb #ee314354
 class ShellProcess(AnisotropicProcess):
     """Positives as AnInfoNCE's authors draw them: Gaussian steps, kept if they end near
     the sphere, and projected onto it."""

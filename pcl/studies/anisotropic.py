@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SMOKE_AXES', 'AUTHORS_AXES', 'LAMBDAS', 'AxesSettings', 'make_lambda', 'make_axes_world', 'Skip', 'PointEncoder', 'make_axes_encoder', 'make_axes_loss', 'found_lambda', 'compare_axes', 'measure_axes', 'axes_experiment', 'TOGETHER_WORLDS']
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #12bb15bb
+# %% ../../nbs/380_anisotropic_recovery.ipynb #89bd07f8
 #| code-fold: true
 import math
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from ..training import Config, train
 from ..two_kinds import TwoKinds
 from ..vmf import VonMisesFisher
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #15ed4b85
+# %% ../../nbs/380_anisotropic_recovery.ipynb #8f481d5b
 @dataclass(frozen=True)
 class AxesSettings:
     """A world with anisotropic positives, an encoder, a loss and a training."""
@@ -62,7 +62,7 @@ class AxesSettings:
     n_eval: int = 4096
     n_points: int = 10  # of the curve
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #a639aed7
+# %% ../../nbs/380_anisotropic_recovery.ipynb #806b30b4
 def make_lambda(settings: AxesSettings) -> Tensor:  # (D,), ascending
     """The diagonal of Lambda that settings describe."""
     s = settings
@@ -83,7 +83,7 @@ def make_axes_world(settings: AxesSettings, seed: int) -> AnisotropicProcess:
     kappas = (s.kappa_min, s.kappa_max) if s.kappa_max else None
     return kind(s.dim, make_lambda(s), kappas, s.depth, s.slope, seed=seed)
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #5e617c20
+# %% ../../nbs/380_anisotropic_recovery.ipynb #efc175b3
 class Skip(nn.Module):
     """A network with a linear map beside it."""
 
@@ -127,7 +127,7 @@ def make_axes_encoder(
     set_kappa_range(encoder, typical, s.kappa_min, s.kappa_max)
     return encoder
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #59b5cb79
+# %% ../../nbs/380_anisotropic_recovery.ipynb #064fefa7
 def make_axes_loss(settings: AxesSettings) -> InfoNCE:
     """The loss of the positives."""
     s = settings
@@ -151,7 +151,7 @@ def found_lambda(loss: nn.Module, dim: int) -> tuple[Tensor, Tensor]:
         value = torch.as_tensor(loss.kappa_pos, dtype=torch.float64)
         return value.cpu().expand(dim), torch.eye(dim, dtype=torch.float64)
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #1955b5f6
+# %% ../../nbs/380_anisotropic_recovery.ipynb #3dc0ee5c
 @torch.no_grad()
 def compare_axes(
     encoder: nn.Module, loss: nn.Module, process: AnisotropicProcess, x: Tensor
@@ -181,7 +181,7 @@ def compare_axes(
         }
     return metrics
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #81a1841e
+# %% ../../nbs/380_anisotropic_recovery.ipynb #828d4830
 def _two_draws(process: AnisotropicProcess) -> Callable[..., tuple[Any, ...]]:
     """Batches of both kinds, with negatives from the base measure for the positives."""
 
@@ -232,7 +232,7 @@ def measure_axes(
     exact = {f"lambda_{i}": v for i, v in enumerate(process.lambda_.tolist(), 1)}
     return Outcome(metrics, exact, curve=run.curve, seconds=run.seconds)
 
-# %% ../../nbs/380_anisotropic_recovery.ipynb #2ce66e00
+# %% ../../nbs/380_anisotropic_recovery.ipynb #1073db02
 SMOKE_AXES: dict[str, Any] = {
     "steps": 4,
     "batch_size": 32,
@@ -284,12 +284,12 @@ axes_experiment(
     {},
 )
 
-# %% ../../nbs/385_two_kinds_recovery.ipynb #e4160294
+# %% ../../nbs/385_two_kinds_recovery.ipynb #8008d49c
 from typing import Any
 
 from ..experiments import Row, make_row
 
-# %% ../../nbs/385_two_kinds_recovery.ipynb #fb38dd3b
+# %% ../../nbs/385_two_kinds_recovery.ipynb #d6121430
 TOGETHER_WORLDS: dict[str, dict[str, Any]] = {
     "d4": {
         "dim": 4,
