@@ -82,8 +82,8 @@ def test_a_network_moves_and_its_gradients_are_there() -> None:
 # --- everything on the sphere
 
 LAYERS = (
-    "bessel", "polar", "vmf", "harmonics", "kernels", "pair_integral", "marginal", "nonisotropic", "fisher_bingham", "neighbours", "losses",
-    "anisotropic", "published.sphere", "published.objectives",
+    "bessel", "polar", "vmf", "harmonics", "kernels", "pair_integral", "marginal", "nonisotropic",
+    "fisher_bingham", "neighbours", "losses", "anisotropic", "published.sphere", "published.objectives",
 )  # fmt: skip
 # Exported, but with no tensor among the arguments that could be on a device.
 EXEMPT = {
