@@ -40,7 +40,8 @@ class World:
         rows = len(self.recognition), len(self.recognition_pos)
         if self.pairs.shape != rows:
             raise ValueError(
-                f"pairs has shape {tuple(self.pairs.shape)}, but the recognition tables "
+                f"pairs has shape {tuple(self.pairs.shape)}, but the recognition "
+                "tables "
                 f"have {rows[0]} and {rows[1]} rows: give one row per observation"
             )
 

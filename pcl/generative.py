@@ -567,8 +567,8 @@ class AnisotropicProcess(UniformProcess):
         generator: torch.Generator | None = None,
     ) -> Tensor:  # (n, D)
         """One exact draw of P(z+|z) for each latent."""
-        linear, quadratic = self.lambda_ * z.double(), -self.lambda_ / 2
-        return sample_fisher_bingham(linear, quadratic, generator).to(z.dtype)
+        pull, stiffness = self.lambda_ * z.double(), -self.lambda_ / 2
+        return sample_fisher_bingham(pull, stiffness, generator).to(z.dtype)
 
     def posterior(self, x: Tensor) -> VonMisesFisher:
         """P(z | x), for z uniform; a point mass where x determines z."""

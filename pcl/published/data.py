@@ -187,7 +187,7 @@ class ShellProcess(AnisotropicProcess):
     threshold = 0.1  # how far from the sphere a step may end
 
     def positives(self, z: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One draw for each latent: more steps end within the shell where it is wide."""
+        """One draw for each latent, in as many rounds as it takes."""
         out, todo = torch.empty_like(z), torch.arange(len(z))
         spread = self.lambda_.rsqrt().to(z.dtype)
         while len(todo):

@@ -270,7 +270,7 @@ def axes_experiment(name: str, question: str, rows: dict[str, Any], cpu: Any) ->
 
 
 def _axes_row(world: str, loss: str) -> Row:
-    """One world and one loss; the published one with its own positives and negatives."""
+    """One world and one loss; the published one with its own pairs."""
     changes: dict[str, Any] = {**LAMBDAS[world], "loss": loss}
     if loss == "published":
         changes |= {"n_neg": 0, "shell": True}
