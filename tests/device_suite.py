@@ -83,7 +83,8 @@ def test_a_network_moves_and_its_gradients_are_there() -> None:
 
 LAYERS = (
     "bessel", "polar", "vmf", "harmonics", "kernels", "pair_integral", "marginal", "information", "mixtures",
-    "nonisotropic", "neighbours", "losses", "published.sphere", "published.objectives",
+    "nonisotropic", "fisher_bingham", "neighbours", "losses", "anisotropic", "published.sphere",
+    "published.objectives",
 )  # fmt: skip
 # Exported, but with no tensor among the arguments that could be on a device.
 EXEMPT = {
@@ -273,6 +274,12 @@ CALLS: dict[str, Callable[..., object]] = {
     "PublishedSampler": lambda f, **inputs: of_loss(lambda: f(MCInfoNCE(5.0, 4)))(**inputs),
     "AcceptedInfoNCE": lambda f, **inputs: of_loss(lambda: f(5.0))(**inputs),
     "PublishedHIB": lambda f, **inputs: of_loss(lambda: f(1.0, 0.0, 4))(**inputs),
+    "log_fisher_bingham": lambda loc, f, **_: f(3 * loc, -loc.abs()),
+    "sample_fisher_bingham": lambda loc, f, **_: f(3 * loc, -loc.abs(), torch.Generator().manual_seed(1)),
+    "log_anisotropic_pair": lambda loc, f, **_: f(9 * loc, 7 * loc.flip(0), 1 + loc[0].abs()),
+    "AnInfoNCE": lambda f, **inputs: of_loss(lambda: f(5, normalised=True))(**inputs),
+    "PosteriorAnInfoNCE": lambda f, **inputs: of_loss(lambda: f(5))(**inputs),
+    "PublishedAnInfoNCE": lambda loc, kappa, f, **_: f(5).to(loc.device)(*posteriors(loc, kappa)),
 } | {
     name: lambda f, **inputs: of_pairs(f)(**inputs)
     for name in ("log_expected_likelihood", "log_bhattacharyya", "kl", "cosine_similarity", "squared_distance")

@@ -836,6 +836,26 @@ def test_entropy_sees_no_order_of_classes(
             metrics.annotator_entropy(bad)
 
 
+@covers("metrics.linear_identifiability", "metrics.permutation_score")
+@few
+@given(world=worlds(), n=st.integers(70, 120))
+def test_scores_of_latents_see_no_scale_and_one_of_them_no_rotation(
+    world: World, n: int
+) -> None:
+    z, found = world.normal(n, world.dim), world.normal(n, world.dim)
+    r2, score = (
+        metrics.linear_identifiability(z, found),
+        metrics.permutation_score(z, found),
+    )
+    assert ((r2 > -1e-9) & (r2 <= 1)).all() and 0 <= score <= 1
+    close = pytest.approx(r2, abs=1e-4)
+    assert metrics.linear_identifiability(z, 3 * found @ world.rotation()) == close
+    order = torch.randperm(world.dim, generator=world.generator)
+    turned = metrics.permutation_score(z, -2 * found[:, order])
+    assert turned == pytest.approx(score, abs=1e-5)
+    assert metrics.permutation_score(found, z) == pytest.approx(score, abs=1e-5)
+
+
 # --- nothing is left out
 # ---------------------------------------------------------------------------------------------
 
