@@ -92,6 +92,7 @@ class Evidence:
         preset: str = "cpu",
         cells: Sequence[PublishedCell] | None = None,  # default all published
     ) -> None:
+        self.preset = preset
         self.cells = published_numbers() if cells is None else list(cells)
         self.records = [r for r in latest(records) if r.preset == preset]
         self.board = scoreboard(self.records, self.cells)
@@ -352,6 +353,9 @@ def judge_claim(claim: Claim, e: Evidence) -> ClaimRow:
         seeds = [line.seeds for line in lines]
         kind = ", ".join(dict.fromkeys(line.runs for line in lines)) or "-"
     fewest = min(seeds, default=0)
+    # less than the authors' budget can support a claim, and cannot refute it
+    reduced = finding.verdict == "fails" and "as published" in kind
+    short = ["at a reduced budget"] if reduced and e.preset != "paper" else []
     cells = [e.cell(name) for name in claim.of]
     printed = ", ".join(cell.printed for cell in cells if cell is not None)
     baseline = claim.baseline
@@ -373,7 +377,7 @@ def judge_claim(claim: Claim, e: Evidence) -> ClaimRow:
             "exact": _numbers(e, claim.exact, "ours"),
         },
         " ".join(filter(None, (stands, claim.baseline_is))) or "-",
-        _weak(claim, samples.values(), fewest, e),
+        (*_weak(claim, samples.values(), fewest, e), *short),
     )
 
 
