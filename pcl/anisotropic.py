@@ -68,9 +68,10 @@ class AnInfoNCE(InfoNCE):
 
     def critic(
         self,
-        q: VonMisesFisher,  # references, (B,)
+        # __call__ refuses mixtures
+        q: VonMisesFisher,  # type: ignore[override]
         # their candidates, (B, N), or (1, N) or (N,) shared by all rows
-        candidates: VonMisesFisher,
+        candidates: VonMisesFisher,  # type: ignore[override]
     ) -> Tensor:  # (B, N)
         """Scores of all candidates by their means."""
         z, others = self._means(q, candidates)
@@ -142,9 +143,10 @@ class PosteriorAnInfoNCE(AnInfoNCE):
 
     def critic(
         self,
-        q: VonMisesFisher,  # references, (B,)
+        # __call__ refuses mixtures
+        q: VonMisesFisher,  # type: ignore[override]
         # their candidates, (B, N), or (1, N) or (N,) shared by all rows
-        candidates: VonMisesFisher,
+        candidates: VonMisesFisher,  # type: ignore[override]
     ) -> Tensor:  # (B, N)
         """Scores of all candidates by their posteriors."""
         z, others = self._means(q, candidates)
