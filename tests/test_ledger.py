@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pcl
-from pcl import ledger, scores
+from pcl import ledger, works
 from pcl.ledger import (
     AXES,
     SCHEMA,
@@ -479,11 +479,11 @@ def test_an_installed_package_reads_what_it_ships_and_what_is_local(
     assert checkout() is None and ledger.write_root() == Path("results")
     assert write(record(seed=2)).resolve().is_relative_to(tmp_path / "results")
     assert sorted(r.seed for r in read()) == [1, 2]
-    scores._published_files.cache_clear()
+    works._published_files.cache_clear()
     try:
         assert len(published_numbers()) == 142
     finally:
-        scores._published_files.cache_clear()
+        works._published_files.cache_clear()
 
 
 def test_reading_the_ledger_imports_no_torch() -> None:
