@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Sees everything in VENV, and keeps what it adds to itself.
+PEERS := $(VENV)/peers
 PAGE := _build/html/index.html
 SCORES := _build/html/nbs/810_scoreboard.html
 LOGS := _build/logs
@@ -13,7 +15,7 @@ BOOK ?= 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup reproduce test lint unit book pages chapter export changelog data serve bench clean
+.PHONY: help setup reproduce test lint unit book pages chapter export changelog data serve bench peers clean
 
 help:
 	@echo "make reproduce  set up, train two runs, print one screen of verdicts, build the book (BOOK=0 skips it)"
@@ -26,6 +28,7 @@ help:
 	@echo "make data       get CIFAR-10 and the human labels of CIFAR-10H, for the chapters and tests on images"
 	@echo "make serve      serve the built book on http://127.0.0.1:8000"
 	@echo "make bench      time the library against its peers in one run, and record the ratios"
+	@echo "make peers      compare with lightly, transformers and MAPIE, installed apart, and record it"
 	@echo "make clean      remove everything that was built, the virtual environment included"
 
 setup: $(READY)
@@ -37,7 +40,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV), two minutes"
 	@$(BIN)/python $(PIP) torch
-	@$(BIN)/python $(PIP) -e '.[train,images,heads,book,dev]'
+	@$(BIN)/python $(PIP) -e '.[train,images,heads,onnx,book,dev]'
 	@touch $(READY)
 
 # The book is built whatever the live runs say; their word is the exit code.
@@ -62,6 +65,8 @@ export: $(READY)
 	$(BIN)/ruff format -q nbs
 	$(BIN)/nbdev_clean
 	$(BIN)/nbdev_export
+	$(BIN)/python book/pcl_docstrings.py
+	$(BIN)/python book/pcl_front.py
 
 chapter: $(READY)
 	@$(BIN)/python book/pcl_chapter.py --find $(N)
@@ -75,8 +80,10 @@ lint: $(READY)
 	$(BIN)/python -m ruff check pcl tests benchmarks book examples
 	$(BIN)/python -m mypy
 
+# Two processes, a file of tests at a time, and one thread in each: more threads than
+# cores fight over them.
 unit: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test: lint book unit
 
@@ -91,6 +98,13 @@ $(PAGE):
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+peers: $(READY)
+	@$(PYTHON) -m venv $(PEERS)
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	$(BIN)/python -c "$$site" > "`$(PEERS)/bin/python -c "$$site"`/base.pth"
+	@$(PEERS)/bin/python $(PIP) -e '.[peers]'
+	$(PEERS)/bin/python -W ignore -m benchmarks.peers
 
 clean:
 	rm -rf $(VENV) _build build reference .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

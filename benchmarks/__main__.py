@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks import (
     bench_bessel,
+    bench_embed,
     bench_gradient,
     bench_kernels,
     bench_losses,
     bench_metrics,
     bench_vmf,
+    dispatch,
     growth,
     roofline,
 )
@@ -29,6 +31,7 @@ MODULES = (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_embed,
 )
 
 
@@ -36,15 +39,41 @@ def heading(module: Any) -> None:
     print(f"\n{module.__doc__.splitlines()[0]}", flush=True)
 
 
-def comparisons(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Record]:
+def slug_of(module: Any) -> str:
+    """What `--only` calls a part: bessel, vmf, losses, dispatch, growth, ..."""
+    return module.__name__.rpartition(".")[2].removeprefix("bench_")
+
+
+def comparisons(
+    where: Mapping[str, Any], quick: bool, preset: str, modules: Sequence[Any] = MODULES
+) -> Iterator[Record]:
     """Every ratio."""
-    for module in MODULES:
+    for module in modules:
         heading(module)
         start = time.perf_counter()
         rows = module.rows(quick)
         show(rows)
-        share = (time.perf_counter() - start) / len(rows)
+        share = (time.perf_counter() - start) / max(1, len(rows))
         yield from (of_row(row, where, preset, share) for row in rows)
+
+
+def counts(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Record]:
+    """How many operations and host reads each loss takes: the same on any machine."""
+    heading(dispatch)
+    for name, found in dispatch.counts().items():
+        print(f"{name:22s} {found.operations:5d} operations {found.reads:3d} reads")
+        settings = {
+            **where,
+            "name": name,
+            "batch": dispatch.BATCH,
+            "dim": dispatch.DIM,
+            "samples": dispatch.SAMPLES,
+            "bar_operations": dispatch.BAR[0] if found.judged else None,
+            "bar_reads": dispatch.BAR[1] if found.judged else None,
+            "met": found.met,
+        }
+        numbers = {"operations": found.operations, "reads": found.reads}
+        yield of_values("dispatch", found.slug, numbers, settings, {}, preset)
 
 
 def roofs(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Record]:
@@ -117,11 +146,22 @@ def curves(where: Mapping[str, Any], quick: bool, preset: str) -> Iterator[Recor
         )
 
 
-def run(quick: bool = False, preset: str = "cpu") -> Iterator[Record]:
-    """Every record of one run, as soon as it is measured."""
+PARTS = {slug_of(module): module for module in MODULES}
+OTHERS = {"dispatch": counts, "roofline": roofs, "growth": curves}
+
+
+def run(
+    quick: bool = False, preset: str = "cpu", only: Sequence[str] = ()
+) -> Iterator[Record]:
+    """Every record of one run, as soon as it is measured; of some parts only, if they
+    are named."""
     where = measured_now()
-    for part in (comparisons, roofs, curves):
-        yield from part(where, quick, preset)
+    wanted = only or (*PARTS, *OTHERS)
+    modules = [module for name, module in PARTS.items() if name in wanted]
+    yield from comparisons(where, quick, preset, modules)
+    for name, part in OTHERS.items():
+        if name in wanted:
+            yield from part(where, quick, preset)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -132,10 +172,20 @@ def main(arguments: list[str] | None = None) -> None:
         action="store_true",
         help="tiny sizes to see that everything runs; not recorded",
     )
-    quick = parser.parse_args(arguments).quick
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="PART",
+        choices=[*PARTS, *OTHERS],
+        default=[],
+        help=f"some parts, to look at: of {', '.join((*PARTS, *OTHERS))}; not recorded, "
+        "since the chapter never mixes runs",
+    )
+    asked = parser.parse_args(arguments)
+    quick, keep = asked.quick, not (asked.quick or asked.only)
     start, places = time.perf_counter(), set()
-    for record in run(quick, "smoke" if quick else "cpu"):
-        if not quick:
+    for record in run(quick, "smoke" if quick else "cpu", asked.only):
+        if keep:
             places.add(str(write(record).parent.parent))
     print(
         f"\n{time.perf_counter() - start:.0f} s. "

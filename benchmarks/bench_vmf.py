@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import betaincinv
 from scipy.stats import vonmises_fisher
 from torch import Tensor
 
@@ -15,9 +16,9 @@ from benchmarks.timing import Bars, Row, installed, interleaved, show
 from pcl.published.sphere import published_sample
 from pcl.vmf import VonMisesFisher
 
-# draws, batch, dim, kappa, bar against the classic loop
-FULL = ((512, 512, 10, 20.0, 5.0), (64, 512, 128, 200.0, 2.0))
-QUICK = ((8, 16, 10, 20.0, 5.0), (8, 16, 128, 200.0, 2.0))
+# draws, batch, dim, kappa, bars against the classic loop and scipy
+FULL = ((512, 512, 10, 20.0, (5.0, 2.0)), (64, 512, 128, 200.0, (2.0, 1.0)))
+QUICK = ((8, 16, 10, 20.0, (5.0, 2.0)), (8, 16, 128, 200.0, (2.0, 1.0)))
 GROUP = "Sampling"
 
 
@@ -64,7 +65,9 @@ def batch_rows(
     return Bars(f"sample.D={dim}", name, GROUP, peers).rows(interleaved(calls, rounds))
 
 
-def scipy_rows(draws: int, dim: int, kappa: float, rounds: int) -> list[Row]:
+def scipy_rows(
+    draws: int, dim: int, kappa: float, bar: float, rounds: int
+) -> list[Row]:
     """Many draws around one mean in double precision: all that scipy's distribution
     offers."""
     loc = torch.nn.functional.normalize(
@@ -81,17 +84,47 @@ def scipy_rows(draws: int, dim: int, kappa: float, rounds: int) -> list[Row]:
     }
     name = f"sample {draws:,} around one mean, D={dim}, kappa={kappa:g}, float64"
     return Bars(
-        f"sample.D={dim}", name, GROUP, {"scipy": ("scipy.stats.vonmises_fisher", 1.0)}
+        f"sample.D={dim}", name, GROUP, {"scipy": ("scipy.stats.vonmises_fisher", bar)}
     ).rows(interleaved(calls, rounds))
+
+
+def quantile_rows(size: int, dim: int, rounds: int) -> list[Row]:
+    """The 95 % caps of many queries; scipy inverts the beta distribution, which is the
+    law of a cosine at kappa = 0, for as many parameters."""
+    kappa = torch.empty(size).uniform_(
+        1, 500, generator=torch.Generator().manual_seed(0)
+    )
+    loc = torch.eye(dim)[0].expand(size, dim)
+    law = VonMisesFisher(loc, kappa, validate_args=False)
+    flat = VonMisesFisher(loc[0].double(), 0.0).credible_cosine(0.95)
+    half = (dim - 1) / 2
+    np.testing.assert_allclose(2 * betaincinv(half, half, 0.05) - 1, flat, rtol=1e-9)
+    shape = half + kappa.double().numpy() / 100
+    each = torch.empty(size).uniform_(
+        0.5, 0.99, generator=torch.Generator().manual_seed(1)
+    )
+    table = []
+    for slug, words, level in (("", "", 0.95), (".levels", ", a level each", each)):
+        calls: dict[str, Callable[[], object]] = {
+            "ours": lambda level=level: law.credible_cosine(level),
+            "betaincinv": lambda level=level: betaincinv(shape, half, 1 - level),
+        }
+        name = f"credible_cosine, {size:,} queries{words}, D={dim}, float32"
+        peers = {"betaincinv": ("scipy.special.betaincinv (a lighter law)", 1.0)}
+        table += Bars(f"quantile.D={dim}{slug}", name, "Quantiles", peers).rows(
+            interleaved(calls, rounds)
+        )
+    return table
 
 
 def rows(quick: bool = False) -> list[Row]:
     """Every peer for each case."""
     rounds, table = (2 if quick else 15), []
-    for draws, batch, dim, kappa, bar in QUICK if quick else FULL:
-        table += batch_rows(draws, batch, dim, kappa, bar, rounds)
-        table += scipy_rows(draws * batch, dim, kappa, rounds)
-    return table
+    for draws, batch, dim, kappa, bars in QUICK if quick else FULL:
+        table += batch_rows(draws, batch, dim, kappa, bars[0], rounds)
+        table += scipy_rows(draws * batch, dim, kappa, bars[1], rounds)
+    size, rounds = (20_000, 2) if quick else (1_000_000, 5)
+    return table + quantile_rows(size, 8, rounds)
 
 
 if __name__ == "__main__":

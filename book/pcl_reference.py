@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import textwrap
 import tokenize
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ SPECIAL = re.compile(
 )  # a dot inside a word could make it a link
 LONGEST_VALUE = 160  # characters of a constant that are still shown
 ONE_LINE = 100  # longest signature on one line
+SECTIONS = ("Args:", "Attributes:", "Returns:", "Example:")  # what export adds
+PROMPT = ">>> "
 
 
 @dataclass
@@ -41,6 +44,7 @@ class Entry:
     what: str  # function, class or constant
     chapter: str  # stem of the notebook that defines it
     doc: str
+    example: str = ""  # as typed into an interpreter
     parameters: list[Parameter] = field(default_factory=list)
     returns: Parameter | None = None
     members: list[Entry] = field(default_factory=list)
@@ -113,13 +117,16 @@ class Source:
         above = (CHAPTER.match(text) for text in reversed(self.lines[:line]))
         return next((match["stem"] for match in above if match), "")
 
-    def meaning(self, line: int) -> str:
-        """The comment at the end of a line, or the indented block right above it,
-        without remarks for tools."""
-        comment = self.comments.get(line, "")
-        if comment.startswith(("type:", "noqa", "fmt:")):
-            comment = ""
-        return re.sub(r"\s*# (?:noqa|type:).*", "", comment) or self.indented(line)
+    def meaning(self, line: int, last: int | None = None) -> str:
+        """The comments on a line, or on all up to the last one, or the indented block
+        right above, without remarks for tools."""
+        beside = (self.comments.get(n, "") for n in range(line, (last or line) + 1))
+        said = [
+            re.sub(r"\s*# (?:noqa|type:).*", "", comment)
+            for comment in beside
+            if not comment.startswith(("type:", "noqa", "fmt:"))
+        ]
+        return " ".join(filter(None, said)) or self.indented(line)
 
     def indented(self, line: int) -> str:
         """The block of comment lines with a line's own indentation that ends right
@@ -141,6 +148,20 @@ class Source:
             block.insert(0, text.lstrip("# "))
             line -= 1
         return " ".join(block)
+
+
+def split_doc(
+    doc: str,  # a docstring without its indentation
+) -> tuple[str, str]:
+    """What a docstring says, and its example, without the sections in between."""
+    lines = doc.splitlines()
+    marks = [i for i, x in enumerate(lines) if x in SECTIONS or x.startswith(PROMPT)]
+    said = lines[: marks[0]] if marks else lines
+    tried = next(
+        (i for i, x in enumerate(lines) if x.lstrip().startswith(PROMPT)), None
+    )
+    example = "" if tried is None else textwrap.dedent("\n".join(lines[tried:]))
+    return "\n".join(said).strip(), example.strip()
 
 
 def parameters_of(
@@ -173,7 +194,7 @@ def parameters_of(
             stars + arg.arg,
             ast.unparse(arg.annotation) if arg.annotation else "",
             ast.unparse(default) if default is not None else None,
-            source.meaning(line)
+            source.meaning(line, (default or arg).end_lineno)
             if (line := getattr(arg, "lineno", function.lineno)) > function.lineno
             else "",
         )
@@ -194,7 +215,7 @@ def fields_of(source: Source, node: ast.ClassDef) -> list[Parameter]:
                     ast.unparse(f.target),
                     kind,
                     default,
-                    source.meaning(f.end_lineno or f.lineno),
+                    source.meaning(f.lineno, f.end_lineno),
                 )
             )
     return found
@@ -206,13 +227,14 @@ def function_entry(
     """An entry for a function, or for a method without its first parameter."""
     marks = [ast.unparse(d) for d in node.decorator_list]
     bound = method and "staticmethod" not in marks
-    doc = ast.get_docstring(node) or ""
+    doc, example = split_doc(ast.get_docstring(node) or "")
     what = "property" if "property" in marks else "method" if method else "function"
     entry = Entry(
         node.name,
         what,
         source.chapter(node.lineno),
         doc,
+        example,
         parameters_of(source, node, bound),
     )
     if node.returns is not None:
@@ -243,9 +265,8 @@ def base_of(
 
 def class_entry(source: Source, node: ast.ClassDef, classes: Classes) -> Entry:
     """An entry for a class: what it is built from, and its public members."""
-    entry = Entry(
-        node.name, "class", source.chapter(node.lineno), ast.get_docstring(node) or ""
-    )
+    said = split_doc(ast.get_docstring(node) or "")
+    entry = Entry(node.name, "class", source.chapter(node.lineno), *said)
     functions = [f for f in node.body if isinstance(f, ast.FunctionDef)]
     entry.members = [
         function_entry(source, f, method=True)
@@ -386,6 +407,7 @@ def entry_text(module: str, entry: Entry) -> str:
     ]
     lines += [escaped(entry.doc), ""] if entry.doc else []
     lines += [*explained(entry), ""]
+    lines += ["```pycon", entry.example, "```", ""] if entry.example else []
     lines += ["Members:", ""] if entry.members else []
     for member in entry.members:
         lines += [
@@ -399,6 +421,9 @@ def entry_text(module: str, entry: Entry) -> str:
             *explained(member, "  "),
             "",
         ]
+        if member.example:
+            shown = ["```pycon", *member.example.splitlines(), "```"]
+            lines += [*(f"  {line}".rstrip() for line in shown), ""]
     lines.append(f"A {entry.what} of {{doc}}`/nbs/{entry.chapter}`.")
     return "\n".join(lines)
 

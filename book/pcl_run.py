@@ -1,4 +1,5 @@
-"""Run the chapters before Sphinx reads them: a process per core, one thread in each.
+"""Run the chapters before Sphinx reads them: a process per core, one thread in each. In a large build their kernels are forked
+from a process that has imported the large packages already (`pcl_kernels`).
 
 Every page that is about to be read runs, unless `PCL_REUSE=1` allows outputs from before. Those are taken where three
 things are as they were: the page's code cells with their tags, the library (`pcl/**/*.py`) and the ledger (`results/`).
@@ -22,11 +23,13 @@ import nbformat
 from jupyter_cache.executors.utils import single_nb_execution
 from myst_nb.core.execute.direct import NotebookClientDirect
 from myst_nb.core.read import create_nb_reader
+from pcl_kernels import fork_kernels
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
 REUSE = "PCL_REUSE"
 WORKERS = min(os.cpu_count() or 1, 8)  # each holds torch, and memory ends as well
+MANY = 8  # pages for which it pays to import the large packages once, ahead of all
 SLOW = 60  # seconds that are worth a line, and no more: the machine may be busy
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 say = logging.getLogger(__name__).info
@@ -133,7 +136,8 @@ def run_all(app: Any, pages: dict[str, Any]) -> None:
     }
     order = sorted(pages, key=lambda name: -last.get(name, float("inf")))
     seconds, wrong = {}, []
-    with ProcessPoolExecutor(WORKERS) as pool:
+    first = fork_kernels if len(pages) > MANY else None
+    with ProcessPoolExecutor(WORKERS, initializer=first) as pool:
         jobs = {}
         for name in order:
             folder = str(Path(app.env.doc2path(name)).parent)

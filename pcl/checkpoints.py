@@ -31,7 +31,13 @@ def write_checkpoint(
     content: Mapping[str, Any],  # tensors, numbers, text, and lists and dicts of these
 ) -> None:
     """Replace the file at `path`, whole or not at all; on failure the file is as it was
-    before."""
+    before.
+
+    Args:
+        path (Path)
+        content (Mapping[str, Any]): tensors, numbers, text, and lists and dicts of
+            these
+    """
     try:
         with replacing(path) as partial, open(partial, "wb") as file:
             torch.save(dict(content), file)
@@ -85,7 +91,13 @@ def check_config(
     saved: Mapping[str, Any],  # the configuration in the checkpoint
     wanted: Mapping[str, Any],  # that of this run
 ) -> None:
-    """Refuse a checkpoint of another run, and name the differences."""
+    """Refuse a checkpoint of another run, and name the differences.
+
+    Args:
+        path (Path)
+        saved (Mapping[str, Any]): the configuration in the checkpoint
+        wanted (Mapping[str, Any]): that of this run
+    """
     names = [
         name
         for name in sorted(saved.keys() | wanted.keys())
@@ -104,7 +116,15 @@ def check_config(
 # %% ../nbs/323_checkpoints.ipynb #e0db92f0
 @dataclass
 class Run:
-    """How far a training run is, and what it has seen."""
+    """How far a training run is, and what it has seen.
+
+    Args:
+        step (int)
+        curve (dict[str, list[float]]): columns: step, loss, and what `evaluate`
+            returned
+        recent (list[float]): losses since the last entry of the curve
+        seconds (float): of training and evaluation, over all sittings
+    """
 
     step: int = 0
     curve: dict[str, list[float]] = field(
@@ -146,7 +166,16 @@ def _on_cpu(part: Any) -> Any:
 
 @dataclass
 class Saver:
-    """Keeps a run's checkpoint in one file, or nowhere."""
+    """Keeps a run's checkpoint in one file, or nowhere.
+
+    Args:
+        path (Path | None)
+        identity (Mapping[str, Any]): what a checkpoint must agree with to be of the
+            same run
+        objective (nn.Module)
+        optimizer (torch.optim.Optimizer)
+        place (Place)
+    """
 
     path: Path | None
     identity: Mapping[
@@ -235,7 +264,12 @@ def save_weights(
     content: dict[str, Any],  # tensors, numbers, text, and lists and dicts of these
     path: Path,
 ) -> None:
-    """Write a file of weights, whole or not at all."""
+    """Write a file of weights, whole or not at all.
+
+    Args:
+        content (dict[str, Any]): tensors, numbers, text, and lists and dicts of these
+        path (Path)
+    """
     with replacing(path) as partial, open(partial, "wb") as file:
         torch.save(content, file)
 
@@ -244,7 +278,15 @@ def load_weights(
     path: str | Path,
     net: nn.Module,  # filled in place; must have exactly these weights
 ) -> dict[str, Any]:  # what else the file holds
-    """Read a file of weights; nothing in it is executed."""
+    """Read a file of weights; nothing in it is executed.
+
+    Args:
+        path (str | Path)
+        net (nn.Module): filled in place; must have exactly these weights
+
+    Returns:
+        dict[str, Any]: what else the file holds
+    """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
         net.load_state_dict(content.pop("net"))

@@ -25,7 +25,22 @@ VERDICTS = ("holds", "holds in part", "fails", "not testable here")
 
 @dataclass(frozen=True)
 class Claim:
-    """What a work claims, and by which rule it is judged."""
+    """What a work claims, and by which rule it is judged.
+
+    Args:
+        name (str)
+        text (str): in our words
+        source (str)
+        chapter (str): the file, without its ending, that shows it
+        rule (str): a key of `CLAIM_RULES`
+        of (tuple[str, ...]): the numbers it is judged by
+        paper (str): as printed, where it is no cell
+        exact (tuple[str, ...]): the same with our exact loss
+        baseline (str): a number to beat
+        baseline_is (str): in words, or instead of one
+        why (str): it cannot be tested
+        released (bool): judged by the authors' own runs, from their files
+    """
 
     name: str
     text: str  # in our words
@@ -38,6 +53,7 @@ class Claim:
     baseline: str = ""  # a number to beat
     baseline_is: str = ""  # in words, or instead of one
     why: str = ""  # it cannot be tested
+    released: bool = False  # judged by the authors' own runs, from their files
 
 
 def claims_of(
@@ -84,7 +100,13 @@ class Sample:
 
 
 class Evidence:
-    """Recorded runs at one preset, asked for numbers by their reference."""
+    """Recorded runs at one preset, asked for numbers by their reference.
+
+    Args:
+        records (Iterable[Record])
+        preset (str)
+        cells (Sequence[PublishedCell] | None): default all published
+    """
 
     def __init__(
         self,
@@ -92,6 +114,7 @@ class Evidence:
         preset: str = "cpu",
         cells: Sequence[PublishedCell] | None = None,  # default all published
     ) -> None:
+        """The class lists the parameters."""
         self.preset = preset
         self.cells = published_numbers() if cells is None else list(cells)
         self.records = [r for r in latest(records) if r.preset == preset]
@@ -118,7 +141,12 @@ class Evidence:
         reference: str,  # experiment, row and metric
         kind: str = "as published",  # or ours
     ) -> Sample | None:
-        """What the runs of a kind measured; None where there are none."""
+        """What the runs of a kind measured; None where there are none.
+
+        Args:
+            reference (str): experiment, row and metric
+            kind (str): or ours
+        """
         experiment, row, metric = reference.split()
         mine = [c for c in self.cells if (c.experiment, c.row) == (experiment, row)]
         like = next((c.like for c in mine if c.metric == metric), "")
@@ -247,7 +275,9 @@ def _rule_levels_off(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> 
 def _rule_cells(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """The published cells are reproduced, or ours are better."""
     lines = [line for name in claim.of if (line := e.line(name)) is not None]
-    good = sum(line.verdict == "reproduced" or line.better for line in lines)
+    good = sum(
+        line.verdict in ("reproduced", "recomputed") or line.better for line in lines
+    )
     bad = sum(line.verdict == "differs" and not line.better for line in lines)
     if good == len(lines):
         verdict = "holds"
@@ -287,12 +317,25 @@ def rule_in_words(name: str) -> str:
 # %% ../nbs/917_claims.ipynb #917c0015
 @dataclass(frozen=True)
 class ClaimRow:
-    """One line of the table of claims."""
+    """One line of the table of claims.
+
+    Args:
+        claim (Claim)
+        verdict (str)
+        effect (str)
+        runs (str): as published, ours, or their data
+        seeds (int): the fewest behind any of its numbers
+        paper (str): as printed
+        published (str): the numbers of the runs as published
+        own (Mapping[str, str]): those of our runs: corrected, and exact
+        baseline (str)
+        weak (tuple[str, ...]): why the verdict does not count
+    """
 
     claim: Claim
     verdict: str
     effect: str
-    runs: str  # as published, or ours
+    runs: str  # as published, ours, or their data
     seeds: int  # the fewest behind any of its numbers
     paper: str  # as printed
     published: str  # the numbers of the runs as published
@@ -353,6 +396,8 @@ def judge_claim(claim: Claim, e: Evidence) -> ClaimRow:
         seeds = [line.seeds for line in lines]
         kind = ", ".join(dict.fromkeys(line.runs for line in lines)) or "-"
     fewest = min(seeds, default=0)
+    if claim.released and kind != "-":
+        kind = "their data"
     # less than the authors' budget can support a claim, and cannot refute it
     reduced = finding.verdict == "fails" and "as published" in kind
     short = ["at a reduced budget"] if reduced and e.preset != "paper" else []
@@ -369,10 +414,10 @@ def judge_claim(claim: Claim, e: Evidence) -> ClaimRow:
         kind,
         fewest,
         claim.paper or printed or "-",
-        _numbers(e, claim.of, "as published"),
+        _numbers(e, claim.of, "ours" if claim.released else "as published"),
         {
             "corrected": "-"
-            if claim.exact == claim.of
+            if claim.released or claim.exact == claim.of
             else _numbers(e, claim.of, "ours"),
             "exact": _numbers(e, claim.exact, "ours"),
         },

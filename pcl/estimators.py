@@ -26,7 +26,13 @@ from .vmf import VonMisesFisher
 
 # %% ../nbs/433_estimators.ipynb #0b5584df
 class Prediction(NamedTuple):
-    """What an estimator says about n inputs."""
+    """What an estimator says about n inputs.
+
+    Args:
+        embedding (Tensor): (n, D), compared by cosine
+        certainty (Tensor): (n,), higher is surer; only its order counts
+        logits (Tensor | None): (n, classes), where it classifies
+    """
 
     embedding: Tensor  # (n, D), compared by cosine
     certainty: Tensor  # (n,), higher is surer; only its order counts
@@ -46,7 +52,13 @@ def check_prediction(
     n: int,  # inputs that were given
     name: str = "the estimator",  # for the message
 ) -> Prediction:
-    """A prediction that can be judged, or an error that says what is wrong with it."""
+    """A prediction that can be judged, or an error that says what is wrong with it.
+
+    Args:
+        found (Prediction)
+        n (int): inputs that were given
+        name (str): for the message
+    """
     for part, ndim in (("embedding", 2), ("certainty", 1)):
         tensor = getattr(found, part)
         if tensor.ndim != ndim or len(tensor) != n:
@@ -110,7 +122,13 @@ def register_estimator(
     needs_labels: bool = False,
     flat: bool = True,  # takes features (n, D) only, and no images
 ) -> Callable[[Builder], Builder]:
-    """Make a builder known by its name, and check what it is given and predicts."""
+    """Make a builder known by its name, and check what it is given and predicts.
+
+    Args:
+        name (str)
+        needs_labels (bool)
+        flat (bool): takes features (n, D) only, and no images
+    """
 
     def keep(build: Builder) -> Builder:
         known = ESTIMATORS.get(name)
@@ -145,9 +163,22 @@ def register_estimator(
     return keep
 
 
-def estimator(name: str) -> Builder:
+def estimator(
+    name: str,  # one of ESTIMATORS, such as feature-norm
+) -> Builder:
     """The builder of that name: called with features and labels it makes an
-    estimator."""
+    estimator.
+
+    Args:
+        name (str): one of ESTIMATORS, such as feature-norm
+
+    Example:
+        >>> import torch, pcl
+        >>> features, labels = torch.randn(60, 16), torch.arange(60) % 3
+        >>> judge = pcl.estimator("feature-norm")(features, labels)
+        >>> judge(features).certainty.shape
+        torch.Size([60])
+    """
     return lookup("estimator", name, ESTIMATORS)
 
 # %% ../nbs/433_estimators.ipynb #58449491
@@ -222,7 +253,14 @@ def by_kappa(
     *,
     encoder: nn.Module,  # trained; inputs to `VonMisesFisher`
 ) -> Estimator:
-    """The concentration of an encoder's posteriors."""
+    """The concentration of an encoder's posteriors.
+
+    Args:
+        features (Tensor)
+        labels (Tensor | None)
+        seed (int)
+        encoder (nn.Module): trained; inputs to `VonMisesFisher`
+    """
     with torch.no_grad():
         found = encoder.eval()(features[:1].to(device_of(encoder)))
     if not isinstance(found, VonMisesFisher):

@@ -40,7 +40,13 @@ def check_settings(
     changes: Mapping[str, Any],
     where: str,  # for the message
 ) -> None:
-    """Refuse unknown keys and values of another type."""
+    """Refuse unknown keys and values of another type.
+
+    Args:
+        settings (type): a dataclass
+        changes (Mapping[str, Any])
+        where (str): for the message
+    """
     kinds = typing.get_type_hints(settings)
     check_keys(f"setting of {where}", changes, kinds)
     for key, value in changes.items():
@@ -55,7 +61,19 @@ PRESETS = ("smoke", "cpu", "paper")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one run measured."""
+    """What one run measured.
+
+    Args:
+        metrics (Mapping[str, float])
+        exact (Mapping[str, float]): the true values of some metrics, where they are
+            known
+        curve (Mapping[str, Sequence[float]])
+        series (Mapping[str, Mapping[str, Sequence[float]]]): other tables of numbers,
+            such as what a figure draws, by name and column
+        seconds (float): of training, over all sittings
+        axes (Mapping[str, str]): estimator, backbone, train and test set, where a table
+            has such axes
+    """
 
     metrics: Mapping[str, float]
     # the true values of some metrics, where they are known
@@ -73,7 +91,13 @@ Measure = Callable[[Any, int, Path | None, str], Outcome]
 
 @dataclass(frozen=True)
 class Row:
-    """What one row of a table changes: at every preset, and besides at some."""
+    """What one row of a table changes: at every preset, and besides at some.
+
+    Args:
+        changes (Mapping[str, Any])
+        at (Mapping[str, Mapping[str, Any]]): by preset
+        seeds (tuple[int, ...]): none: the experiment's
+    """
 
     changes: Mapping[str, Any] = field(default_factory=dict)
     at: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by preset
@@ -82,7 +106,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One question, its rows, and the function that answers it."""
+    """One question, its rows, and the function that answers it.
+
+    Args:
+        name (str)
+        question (str)
+        measure (Measure): of settings, seed, checkpoint and device
+        settings (type): a dataclass: names, types and base values
+        rows (Mapping[str, Row])
+        presets (Mapping[str, Mapping[str, Any]])
+        seeds (tuple[int, ...])
+        group (str): experiments that one name runs together
+        work (str): the published source it repeats
+        effort (Callable[[Any], float] | None): how a run's cost grows with its
+            settings, to guess what was never run
+    """
 
     name: str
     question: str
@@ -102,7 +140,12 @@ class Experiment:
 
 # %% ../nbs/920_experiments.ipynb #a79c4648
 class Setting(NamedTuple):
-    """A value, and which layer it comes from."""
+    """A value, and which layer it comes from.
+
+    Args:
+        value (Any)
+        origin (str): base, preset, row, or row at preset
+    """
 
     value: Any
     origin: str  # base, preset, row, or row at preset
@@ -174,7 +217,17 @@ def make_row(
     paper: Changes | None = None,
     seeds: tuple[int, ...] = (),  # none: the experiment's
 ) -> Row:
-    """A row by what it changes, and where."""
+    """A row by what it changes, and where.
+
+    Args:
+        changes (Changes | None): at every preset
+        ours (Changes | None): at smoke and cpu, where the paper has its own
+        sized (Changes | None): at cpu and paper: sizes that tests leave out
+        smoke (Changes | None)
+        cpu (Changes | None)
+        paper (Changes | None)
+        seeds (tuple[int, ...]): none: the experiment's
+    """
     at = {
         "smoke": {**(ours or {}), **(smoke or {})},
         "cpu": {**(ours or {}), **(sized or {}), **(cpu or {})},
@@ -215,7 +268,7 @@ class Job:
 # What `make reproduce` runs: experiment, row and seeds, None for all of them.
 QUICK: tuple[tuple[str, str | None, tuple[int, ...] | None], ...] = (
     ("figure2", "d2-as-published-short", (4,)),
-    ("recovery", "ambiguous", (1,)),
+    ("table1", "ambiguous-exact", (1,)),
 )
 
 
@@ -234,7 +287,14 @@ def jobs(
     preset: str = "cpu",
     seeds: Sequence[int] | None = None,  # default the row's or the experiment's own
 ) -> list[Job]:
-    """Every run that a name stands for, in order."""
+    """Every run that a name stands for, in order.
+
+    Args:
+        name (str): an experiment, or one of `groups`
+        row (str | None): default all rows
+        preset (str)
+        seeds (Sequence[int] | None): default the row's or the experiment's own
+    """
     several, known = groups(), experiments()
     if row is not None and name in several:
         raise UsageError(
@@ -294,10 +354,19 @@ def run_job(
     checkpoint: Path | None = None,
     device: str = "auto",  # auto, cpu, cuda, ...
 ) -> Record:
-    """Run one job and return its record, unwritten."""
+    """Run one job and return its record, unwritten.
+
+    Args:
+        job (Job)
+        checkpoint (Path | None)
+        device (str): auto, cpu, cuda, ...
+    """
+    from pcl.polar import random_stream  # torch only once something runs
+
     experiment, where = job.described(), find_device(device, 1)
     start = time.perf_counter()
-    outcome = experiment.measure(job.settings(), job.seed, checkpoint, where)
+    with random_stream(1):  # what the records were drawn with
+        outcome = experiment.measure(job.settings(), job.seed, checkpoint, where)
     spent = time.perf_counter() - start
     return Record(
         job.experiment,
@@ -333,7 +402,16 @@ def run(
     force: bool = False,  # run again what the ledger already has
     device: str = "auto",
 ) -> Iterator[tuple[Job, Record | None]]:  # None for a job that had a record
-    """Run the jobs one after the other, recording each."""
+    """Run the jobs one after the other, recording each.
+
+    Args:
+        todo (Iterable[Job])
+        force (bool): run again what the ledger already has
+        device (str)
+
+    Returns:
+        Iterator[tuple[Job, Record | None]]: None for a job that had a record
+    """
     todo = list(todo)
     left = set(todo if force else pending(todo, read().records))
     for job in todo:
@@ -353,7 +431,13 @@ def open_executor(
     threads: int,  # cores of each job
     hours: float,  # after which a cluster may stop a job
 ) -> Any:
-    """A submitit executor, or an error that says what is missing."""
+    """A submitit executor, or an error that says what is missing.
+
+    Args:
+        kind (str): local or slurm
+        threads (int): cores of each job
+        hours (float): after which a cluster may stop a job
+    """
     try:
         import submitit
     except ImportError as error:
@@ -386,7 +470,16 @@ def run_apart(
     hours: float = 24.0,  # after which a cluster may stop a job
     device: str = "auto",
 ) -> Iterator[tuple[Job, Record | None]]:
-    """Like `run`, several jobs at a time; failed ones are named at the end."""
+    """Like `run`, several jobs at a time; failed ones are named at the end.
+
+    Args:
+        todo (Iterable[Job])
+        n_jobs (int): at a time
+        executor (str): or slurm
+        force (bool): run again what the ledger already has
+        hours (float): after which a cluster may stop a job
+        device (str)
+    """
     todo = list(todo)
     waiting = list(todo if force else pending(todo, read().records))
     yield from ((job, None) for job in todo if job not in waiting)
@@ -415,7 +508,12 @@ def run_apart(
 
 # %% ../nbs/920_experiments.ipynb #612a4756
 class Cost(NamedTuple):
-    """Seconds of one run, and how they are known."""
+    """Seconds of one run, and how they are known.
+
+    Args:
+        seconds (float | None): None where nothing like it was ever run
+        basis (str)
+    """
 
     seconds: float | None  # None where nothing like it was ever run
     basis: str
@@ -445,7 +543,11 @@ def cost(
 def total_cost(
     todo: Iterable[Job],
 ) -> tuple[float, int]:  # seconds, and how many jobs nothing is known of
-    """What jobs will take, one after the other, on a machine like the recording one."""
+    """What jobs will take, one after the other, on a machine like the recording one.
+
+    Returns:
+        tuple[float, int]: seconds, and how many jobs nothing is known of
+    """
     records = read().records
     found = [cost(job, records).seconds for job in todo]
     return math.fsum(s for s in found if s is not None), found.count(None)
@@ -455,7 +557,12 @@ def results_of(
     name: str,  # an experiment
     preset: str = "cpu",
 ) -> Runs:
-    """The latest recorded runs of an experiment; with PCL_RERUN=1 they are run now."""
+    """The latest recorded runs of an experiment; with PCL_RERUN=1 they are run now.
+
+    Args:
+        name (str): an experiment
+        preset (str)
+    """
     if os.environ.get("PCL_RERUN") == "1":
         return Runs([run_job(job) for job in jobs(name, preset=preset)], name)
     found = Runs(latest(read().records), "the ledger")

@@ -15,6 +15,7 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -50,7 +51,11 @@ def remove_leftovers(path: Path) -> None:
 def partial_file(
     path: Path,  # its folder is made if it is missing
 ) -> Iterator[Path]:
-    """A temporary name beside a file; nothing is left of it afterwards."""
+    """A temporary name beside a file; nothing is left of it afterwards.
+
+    Args:
+        path (Path): its folder is made if it is missing
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(path)
     mark = f"{os.getpid()}-{secrets.token_hex(2)}"
@@ -84,7 +89,11 @@ def settle(partial: Path, path: Path) -> None:
 def replacing(
     path: Path,
 ) -> Iterator[Path]:  # the temporary name to write to
-    """Replace a file by what is written meanwhile; an error leaves it as it was."""
+    """Replace a file by what is written meanwhile; an error leaves it as it was.
+
+    Returns:
+        Iterator[Path]: the temporary name to write to
+    """
     with partial_file(path) as partial:
         yield partial
         settle(partial, path)
@@ -93,7 +102,11 @@ def replacing(
 def write_together(
     contents: Mapping[Path, bytes],  # replaced in this order
 ) -> None:
-    """Replace some files: none is touched before all new content is on the disk."""
+    """Replace some files: none is touched before all new content is on the disk.
+
+    Args:
+        contents (Mapping[Path, bytes]): replaced in this order
+    """
     with ExitStack() as stack:
         partials = {p: stack.enter_context(partial_file(p)) for p in contents}
         for path, partial in partials.items():
@@ -120,7 +133,12 @@ def locked(
     path: Path,  # of the lock, not of what it protects
     wait: bool = True,  # False raises `Busy` where another process holds it
 ) -> Iterator[None]:
-    """Let one process at a time go on, where the system can lock files."""
+    """Let one process at a time go on, where the system can lock files.
+
+    Args:
+        path (Path): of the lock, not of what it protects
+        wait (bool): False raises `Busy` where another process holds it
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with open(path, "w") as file:
@@ -164,7 +182,11 @@ def cache_folder() -> Path:
 def fingerprint(
     *parts: Any,  # modules, tensors, data sets, and anything with a stable repr
 ) -> str:
-    """A hash of the given modules, tensors, data sets and values, as 32 hex digits."""
+    """A hash of the given modules, tensors, data sets and values, as 32 hex digits.
+
+    Args:
+        *parts (Any): modules, tensors, data sets, and anything with a stable repr
+    """
     from torch import Tensor, nn  # here, because the ledger does without torch
 
     digest = hashlib.sha256()
@@ -202,7 +224,11 @@ def _add(digest: Any, tensor: Any) -> None:
 def printable(
     text: str,  # such as a path, with whatever bytes a file's name holds
 ) -> str:
-    """Text that can be printed and stored; bytes that are no UTF-8 appear as \\xff."""
+    """Text that can be printed and stored; bytes that are no UTF-8 appear as \\xff.
+
+    Args:
+        text (str): such as a path, with whatever bytes a file's name holds
+    """
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 # %% ../nbs/905_files.ipynb #34f85351
@@ -237,7 +263,18 @@ def progress(
     initial: int = 0,
     shown: bool = True,  # False for all processes but the first
 ) -> Any:  # like a tqdm; `disable` is true where nothing is shown
-    """A progress bar, on a terminal and with tqdm installed."""
+    """A progress bar, on a terminal and with tqdm installed.
+
+    Args:
+        total (int)
+        label (str)
+        unit (str): B for bytes
+        initial (int)
+        shown (bool): False for all processes but the first
+
+    Returns:
+        Any: like a tqdm; `disable` is true where nothing is shown
+    """
     if not shown or importlib.util.find_spec("tqdm") is None:
         return _NoBar()
     from tqdm import tqdm
@@ -247,15 +284,29 @@ def progress(
 
 # %% ../nbs/905_files.ipynb #de532fa5
 def install_hint(
-    extra: str,  # train, images, heads, book or dev
+    extra: str,  # train, images, heads, onnx, book or dev
 ) -> str:
-    """The command that installs an extra."""
-    return f"pip install 'probabilistic-contrastive-learning[{extra}]'"
+    """The command that installs what an extra asks for.
+
+    Args:
+        extra (str): train, images, heads, onnx, book or dev
+    """
+    wanted = re.compile(rf"(.*?) *; *extra *== *['\"]{re.escape(extra)}['\"]")
+    for name in set(metadata.packages_distributions().get("pcl", [])):
+        lines = [wanted.fullmatch(line) for line in metadata.requires(name) or []]
+        if packages := [f"'{line[1]}'" for line in lines if line]:
+            return f"pip install {' '.join(packages)}"
+    return f"pip install '.[{extra}]' in a checkout of pcl"
 
 
 def missing(
     what: str,  # such as: saving a head needs safetensors
     extra: str,
 ) -> ImportError:
-    """The error to raise where a package of an extra is not installed."""
+    """The error to raise where a package of an extra is not installed.
+
+    Args:
+        what (str): such as: saving a head needs safetensors
+        extra (str)
+    """
     return ImportError(f"{what}: {install_hint(extra)}")

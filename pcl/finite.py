@@ -16,7 +16,13 @@ from torch import Tensor
 @dataclass(frozen=True)
 class World:
     """Pairs of finitely many observations and a recognition model with finitely many
-    latents: three tables."""
+    latents: three tables.
+
+    Args:
+        pairs (Tensor): P(x, x'), (n, n')
+        recognition (Tensor): Q(z | x), (n, k)
+        recognition_pos (Tensor): Q'(z' | x'), (n', k')
+    """
 
     pairs: Tensor  # P(x, x'), (n, n')
     recognition: Tensor  # Q(z | x), (n, k)
@@ -47,21 +53,37 @@ class World:
 
     @property
     def base(self) -> Tensor:  # (n, n')
-        """P(x) P'(x'): pairs of strangers."""
+        """P(x) P'(x'): pairs of strangers.
+
+        Returns:
+            Tensor: (n, n')
+        """
         return self.pairs.sum(1)[:, None] * self.pairs.sum(0)
 
     @property
     def joint(self) -> Tensor:  # (k, k')
-        """R(z, z'), the aggregate of the answers to pairs."""
+        """R(z, z'), the aggregate of the answers to pairs.
+
+        Returns:
+            Tensor: (k, k')
+        """
         return self.recognition.T @ self.pairs @ self.recognition_pos
 
     @property
     def strangers(self) -> Tensor:  # (k, k')
-        """F(z) F'(z'), the product of the aggregates."""
+        """F(z) F'(z'), the product of the aggregates.
+
+        Returns:
+            Tensor: (k, k')
+        """
         return self.joint.sum(1)[:, None] * self.joint.sum(0)
 
     def ratio(self, prior: Tensor) -> Tensor:  # p(z, z'), (k, k'), to (n, n')
-        """p(x, x') / (P(x) P'(x')) of the model with this prior."""
+        """p(x, x') / (P(x) P'(x')) of the model with this prior.
+
+        Returns:
+            Tensor: p(z, z'), (k, k'), to (n, n')
+        """
         return self.recognition @ (prior / self.strangers) @ self.recognition_pos.T
 
     def log_likelihood(self, prior: Tensor) -> Tensor:
@@ -81,7 +103,11 @@ class World:
         return _expect(self.joint, (self.joint / self.strangers).log())
 
     def infonce_prior(self, critic: Tensor) -> Tensor:  # f(z, z') > 0, (k, k')
-        """F(z) F'(z') f(z, z') / N(z) with N(z) = E_F' f: normalised row by row."""
+        """F(z) F'(z') f(z, z') / N(z) with N(z) = E_F' f: normalised row by row.
+
+        Returns:
+            Tensor: f(z, z') > 0, (k, k')
+        """
         weighted = self.strangers * critic
         rows = weighted.sum(1, keepdim=True)
         return weighted / rows * self.joint.sum(1, keepdim=True)
@@ -111,7 +137,16 @@ def expected_log_mean(
     weights: Tensor,  # their probabilities, (..., m)
     n: int,  # how many independent draws are averaged
 ) -> Tensor:  # (...)
-    """E log of the mean of n independent draws, exactly."""
+    """E log of the mean of n independent draws, exactly.
+
+    Args:
+        values (Tensor): positive, (m,)
+        weights (Tensor): their probabilities, (..., m)
+        n (int): how many independent draws are averaged
+
+    Returns:
+        Tensor: (...)
+    """
     if n < 1 or bool((values <= 0).any()):
         raise ValueError(f"values must be positive and n at least 1, got n={n}")
     scale = weights @ values

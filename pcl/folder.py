@@ -44,7 +44,17 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".
 
 @dataclass(frozen=True)
 class Listing:
-    """Images by number."""
+    """Images by number.
+
+    Args:
+        source (str): the folder's name, or the data set's
+        paths (list[str]): what each image is called
+        labels (Tensor | None): (n,), None for a flat folder
+        classes (list[str])
+        open (Callable[[int], Any]): a PIL image; may fail where a file is damaged
+        state (tuple[Any, ...]): changes when an image does
+        lost (dict[str, str]): what looks like an image and is none: from path to reason
+    """
 
     source: str  # the folder's name, or the data set's
     paths: list[str]  # what each image is called
@@ -60,7 +70,11 @@ def find_images(
     folder: str | Path,  # of one folder per class, or of images
 ) -> Listing:
     """List the images of a folder in torchvision's ImageFolder layout, or of a flat
-    one."""
+    one.
+
+    Args:
+        folder (str | Path): of one folder per class, or of images
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(
@@ -147,7 +161,11 @@ def _eight_bits(image: Any) -> Any:
 def list_set(
     name: str,  # of a data set and a split, such as generated:test
 ) -> Listing:
-    """List the images of a registered data set."""
+    """List the images of a registered data set.
+
+    Args:
+        name (str): of a data set and a split, such as generated:test
+    """
     title, _, split = name.partition(":")
     data = dataset(title)
     images, labels, classes, _ = data.load(split)
@@ -159,7 +177,7 @@ def list_set(
 
         return Image.fromarray(images[i].permute(1, 2, 0).contiguous().numpy())
 
-    state = (name, *sorted(data.files.items()))
+    state = (name, *sorted((data.form() or data.files).items()))
     names = getattr(images, "names", paths)
     return Listing(name, list(names), labels.long(), list(classes), read, state)
 
@@ -167,7 +185,11 @@ def list_set(
 def list_images(
     source: str | Path,  # a folder, or a data set and a split
 ) -> Listing:
-    """List the images of a folder or of a data set."""
+    """List the images of a folder or of a data set.
+
+    Args:
+        source (str | Path): a folder, or a data set and a split
+    """
     named = re.fullmatch(r"[\w.-]{2,}:\w+", str(source))
     if named and not Path(source).exists():
         return list_set(str(source))
@@ -176,7 +198,16 @@ def list_images(
 # %% ../nbs/730_your_own_data.ipynb #a3efdcf7
 @dataclass
 class TimmBackbone:
-    """A frozen model of timm, with the preparation of its images."""
+    """A frozen model of timm, with the preparation of its images.
+
+    Args:
+        name (str): with a fingerprint of the weights
+        model (nn.Module)
+        plain (Callable[[Any], Tensor]): from a PIL image to what the model takes
+        augment (Callable[[Any], Tensor]): the same, with a random crop, flip and change
+            of colour
+        version (str): of timm
+    """
 
     name: str  # with a fingerprint of the weights
     model: nn.Module
@@ -192,7 +223,13 @@ def timm_backbone(
     weights: str = "pretrained",  # or "random", or a file with a state dict
     size: int | None = None,  # side of the images in pixels; default the model's own
 ) -> TimmBackbone:
-    """Any model of timm as a frozen backbone."""
+    """Any model of timm as a frozen backbone.
+
+    Args:
+        name (str)
+        weights (str): or "random", or a file with a state dict
+        size (int | None): side of the images in pixels; default the model's own
+    """
     try:
         import pcl._torchvision  # noqa: F401
         import timm
@@ -281,7 +318,15 @@ def _load_weights(model: nn.Module, name: str, path: Path) -> None:
 # %% ../nbs/730_your_own_data.ipynb #88a1eb6a
 class ListedImages:
     """Decodes listed images on demand; those it cannot read become zeros, and are noted
-    in a file."""
+    in a file.
+
+    Args:
+        listing (Listing)
+        transform (Callable[[Any], Tensor])
+        shape (tuple[int, ...]): of a transformed image
+        log (Path): where unreadable images are noted
+        seed (int | None): of a random transform; None for one that is not random
+    """
 
     def __init__(
         self,
@@ -292,6 +337,7 @@ class ListedImages:
         seed: int
         | None = None,  # of a random transform; None for one that is not random
     ):
+        """The class lists the parameters."""
         self.listing, self.transform, self.shape = listing, transform, shape
         self.log, self.seed = log, seed
 
@@ -338,7 +384,19 @@ class ListedImages:
 # %% ../nbs/730_your_own_data.ipynb #6e6c6011
 @dataclass
 class Embedded:
-    """Features of the readable images of a folder or a data set."""
+    """Features of the readable images of a folder or a data set.
+
+    Args:
+        features (Tensor): (n, 1 + views, features): the plain image first, then its
+            augmentations
+        paths (list[str])
+        labels (Tensor | None): (n,)
+        classes (list[str])
+        backbone (str)
+        broken (dict[str, str]): from path to reason
+        source (str): the folder's name, for the card of a head
+        timm (str): the version that made the features
+    """
 
     # (n, 1 + views, features): the plain image first, then its augmentations
     features: Tensor
@@ -434,7 +492,19 @@ def embed(
     batch_size: int = 32,
 ) -> Embedded:
     """Features of a folder of images, resumable; images that cannot be read are
-    reported and left out."""
+    reported and left out.
+
+    Args:
+        folder (str | Path): of images; or a data set and a split, such as
+            generated:test
+        out (str | Path): ends in .safetensors
+        model (str | TimmBackbone)
+        views (int): augmentations of each image besides the plain one; two or more to
+            train without labels
+        weights (str): or "random", or a file with a state dict
+        size (int | None): side of the images in pixels; default the model's own
+        batch_size (int)
+    """
     out = Path(out)
     if out.suffix != ".safetensors" or views < 0 or batch_size < 1:
         wanted = (
@@ -526,7 +596,13 @@ def make_loss(
     kappa_pos: float = 20.0,
     n_samples: int = 32,  # where it draws any
 ) -> ContrastiveLoss:
-    """A loss for a head, by its name."""
+    """A loss for a head, by its name.
+
+    Args:
+        name (str): one of `head_losses`
+        kappa_pos (float)
+        n_samples (int): where it draws any
+    """
     if name in UNFIT:
         raise UsageError(f"loss {name!r} does not fit a head: {UNFIT[name]}")
     options = {"kappa_pos": kappa_pos, "n_samples": n_samples}
@@ -545,13 +621,29 @@ def train_from(
     seed: int = 0,
     **options: Any,  # of `train_head`
 ) -> UncertaintyHead:
-    """Train a head on embedded images, recalibrated on held-out ones."""
+    """Train a head on embedded images, recalibrated on held-out ones.
+
+    Args:
+        data (Embedded)
+        pairs (str): or "views"
+        dim (int)
+        loss (ContrastiveLoss | None): default `ExactInfoNCE(20)`
+        held_out (float): share of images kept for recalibration, below 1; 0 trains on
+            all and leaves kappa as it is
+        seed (int)
+        **options (Any): of `train_head`
+    """
     if not 0 <= held_out < 1:
         raise ValueError(
             "held_out must be a share of the images, 0 or more and below 1; got "
             f"{held_out}"
         )
     targets = _targets(data, pairs)
+    if len(bad := (~data.features.isfinite()).flatten(1).any(1).nonzero()):
+        raise ValueError(
+            f"features of {data.paths[int(bad[0])]} are not finite, {len(bad)} such "
+            "images in all: leave them out and embed again"
+        )
     features = data.features if pairs == "labels" else data.features[:, 1:]
     rows = torch.randperm(len(features), generator=torch.Generator().manual_seed(seed))
     n_held = int(held_out * len(rows))
@@ -573,6 +665,9 @@ def train_from(
         else None
     )
     training = _paired(features[kept], targets_of(kept), "a smaller held_out")
+    if held is not None:
+        plain = features[rest][:, 0], None if targets is None else targets[rest]
+        options = {"validation": plain} | options
     head = train_head(*training, dim, loss, **options)
     head.card.versions |= {"timm": data.timm} if data.timm else {}
     if held is not None:
@@ -641,14 +736,19 @@ def _recalibrate_on(
 def verdict(
     card: Card,  # of a head
 ) -> str:
-    """One sentence on how far to believe a head, from pairs of held-out images."""
+    """One sentence on how far to believe a head, from pairs of held-out images.
+
+    Args:
+        card (Card): of a head
+    """
     nats = card.metrics.get("held_out_nats_fitted")
     if nats is None:
         return (
             "no images were held out: nothing is known about how far to believe kappa"
         )
     error = card.metrics.get("held_out_nats_error", 0.0)
-    found = f"held-out pairs are predicted {nats:.3f} ± {error:.3f} nats above chance"
+    shown = round(nats, 3) + 0.0  # not "-0.000"
+    found = f"held-out pairs are predicted {shown:.3f} ± {error:.3f} nats above chance"
     if not nats > max(2 * error, 0.001):  # NaN is no better than chance either
         return f"{found}, no better than chance: do not use these kappas"
     if card.calibration_at_bound:
@@ -661,7 +761,16 @@ def rank(
     head: UncertaintyHead,
     level: float = 0.95,  # of the credible cap
 ) -> dict[str, list[Any]]:  # columns, the most ambiguous image first
-    """Order images by their ambiguity."""
+    """Order images by their ambiguity.
+
+    Args:
+        data (Embedded)
+        head (UncertaintyHead)
+        level (float): of the credible cap
+
+    Returns:
+        dict[str, list[Any]]: columns, the most ambiguous image first
+    """
     wanted = head.card.backbone
     if wanted and wanted != data.backbone:
         raise HeadError(
@@ -696,7 +805,12 @@ def write_table(
 ) -> (
     Path
 ):  # where it was written: as .csv if it should be Parquet and pyarrow is missing
-    """Write columns to a file, whole or not at all."""
+    """Write columns to a file, whole or not at all.
+
+    Args:
+        table (Mapping[str, Sequence[Any]])
+        path (str | Path): ends in .parquet or .csv
+    """
     path = Path(path)
     table = {name: [_readable(x) for x in column] for name, column in table.items()}
     if path.suffix not in (".parquet", ".csv"):
@@ -732,7 +846,13 @@ def train_head_file(
     **options: Any,  # of `train_from`
 ) -> UncertaintyHead:
     """Train a head on a file of features and save it; stopped and started again, it
-    continues."""
+    continues.
+
+    Args:
+        features (str | Path): from `embed`
+        out (str | Path): of the head, ends in .safetensors
+        **options (Any): of `train_from`
+    """
     out = Path(out)
     if out.suffix != ".safetensors":
         raise ValueError(f"out must end in .safetensors, got {out}")

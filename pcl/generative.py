@@ -57,7 +57,13 @@ def _check_concentrations(kappa_range: tuple[float, float], kappa_pos: float) ->
 
 # %% ../nbs/310_generative.ipynb #80e162d7
 class Process(Protocol):
-    """A world with known posteriors, as experiments use it."""
+    """A world with known posteriors, as experiments use it.
+
+    Attributes:
+        dim (int): D, of the latents' space
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        features (int): length of an observation
+    """
 
     dim: int  # D, of the latents' space
     kappa_pos: float  # concentration of a positive's latent around the anchor's
@@ -66,7 +72,11 @@ class Process(Protocol):
     def draw(
         self, shape: tuple[int, ...], generator: torch.Generator | None = None
     ) -> Tensor:  # (*shape, features)
-        """Observations from the base measure."""
+        """Observations from the base measure.
+
+        Returns:
+            Tensor: (*shape, features)
+        """
         ...
 
     def sample(
@@ -78,13 +88,37 @@ class Process(Protocol):
     def true_parameters(
         self, x: Tensor
     ) -> tuple[Tensor, Tensor]:  # mu (..., D) and kappa (...)
-        """Directions and concentrations of the true posteriors."""
+        """Directions and concentrations of the true posteriors.
+
+        Returns:
+            tuple[Tensor, Tensor]: mu (..., D) and kappa (...)
+        """
         ...
 
 # %% ../nbs/310_generative.ipynb #646a1754
 class UniformProcess:
     """A generative process with vMF posteriors that meets every assumption of theorem
-    4.4 exactly."""
+    4.4 exactly.
+
+    Args:
+        dim (int): D, the dimension of the latents' space
+        kappa_range (tuple[float, float]): log kappa is uniform between the logs of
+            these
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        depth (int): mixing layers; 3 with slope 0.2 is much harder to undo for an
+            encoder
+        slope (float): of the leaky ReLU
+        seed (int): of the mixing
+        dtype (torch.dtype): of the observations
+
+    Example:
+        >>> import torch, pcl
+        >>> world = pcl.UniformProcess(dim=4, kappa_range=(16.0, 32.0), kappa_pos=20.0)
+        >>> x, x_pos, x_neg = world.sample(16, 8, torch.Generator().manual_seed(0))
+        >>> truth = world.posterior(x)
+        >>> bool((truth.concentration.log2() - 4.5).abs().max() < 0.51)  # 16 to 32
+        True
+    """
 
     def __init__(
         self,
@@ -101,6 +135,7 @@ class UniformProcess:
         seed: int = 0,  # of the mixing
         dtype: torch.dtype = torch.float32,  # of the observations
     ) -> None:
+        """The class lists the parameters."""
         _check_concentrations(kappa_range, kappa_pos)
         if not 0 < slope <= 1 or depth < 0:
             raise ValueError(
@@ -136,7 +171,15 @@ class UniformProcess:
         mu: Tensor,  # (..., D)
         kappa: Tensor,  # (...)
     ) -> Tensor:  # (..., features)
-        """The observation whose posterior is vMF(mu, kappa)."""
+        """The observation whose posterior is vMF(mu, kappa).
+
+        Args:
+            mu (Tensor): (..., D)
+            kappa (Tensor): (...)
+
+        Returns:
+            Tensor: (..., features)
+        """
         mean, std = self._standard()
         hidden = ((kappa.log() - mean) / std).unsqueeze(-1)
         x = torch.cat([math.sqrt(self.dim) * mu, hidden], dim=-1).to(self.dtype)
@@ -146,7 +189,14 @@ class UniformProcess:
         self,
         x: Tensor,  # (..., features)
     ) -> VonMisesFisher:  # in double precision
-        """P(z | x), read off the observation by undoing the mixing."""
+        """P(z | x), read off the observation by undoing the mixing.
+
+        Args:
+            x (Tensor): (..., features)
+
+        Returns:
+            VonMisesFisher: in double precision
+        """
         if x.shape[-1] != self.features:
             raise ValueError(
                 f"x must have {self.features} features (D + 1), got {x.shape[-1]}"
@@ -165,7 +215,11 @@ class UniformProcess:
     def draw(
         self, shape: tuple[int, ...], generator: torch.Generator | None = None
     ) -> Tensor:  # (*shape, features)
-        """Observations from the base measure P(x)."""
+        """Observations from the base measure P(x).
+
+        Returns:
+            Tensor: (*shape, features)
+        """
         return self._observe_latent(
             self.base.sample(shape, generator=generator), generator
         )
@@ -177,7 +231,13 @@ class UniformProcess:
         generator: torch.Generator | None = None,
     ) -> Pairs:
         """Anchors and positives drawn forward from their latents, and negatives from
-        the base measure."""
+        the base measure.
+
+        Args:
+            n (int): pairs
+            n_neg (int): negatives for each anchor
+            generator (torch.Generator | None)
+        """
         _check_counts(n, n_neg)
         z = self.base.sample((n,), generator=generator)
         z_pos = VonMisesFisher(z, self.kappa_pos, validate_args=False).sample(
@@ -327,7 +387,18 @@ def draw_latents(
     n: int,  # draws for each
     generator: torch.Generator | None,
 ) -> Tensor:  # (n, ..., D)
-    """Latents around their means, on the sphere."""
+    """Latents around their means, on the sphere.
+
+    Args:
+        family (Family)
+        mu (Tensor): (..., D)
+        kappa (Tensor): (...)
+        n (int): draws for each
+        generator (torch.Generator | None)
+
+    Returns:
+        Tensor: (n, ..., D)
+    """
     if family == "dirac":
         return mu.expand(n, *mu.shape)
     if family == "vmf":
@@ -364,7 +435,27 @@ def _pick_entries(
 # %% ../nbs/310_generative.ipynb #c7ab4f03
 class PaperProcess:
     """The paper's generative process (appendix B): uniform observations, random
-    networks for mu and kappa."""
+    networks for mu and kappa.
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+
+    Example:
+        >>> import torch, pcl
+        >>> world = pcl.PaperProcess(4, kappa_range=(16.0, 32.0), smoothing_steps=10)
+        >>> x, x_pos, x_neg = world.sample(16, 8, torch.Generator().manual_seed(0))
+        >>> world.posterior(x).concentration.shape
+        torch.Size([16])
+    """
 
     def __init__(
         self,
@@ -383,6 +474,7 @@ class PaperProcess:
         seed: int = 0,  # of both networks
         dtype: torch.dtype = torch.float32,  # of the observations
     ) -> None:
+        """The class lists the parameters."""
         _check_concentrations(kappa_range, kappa_pos)
         if family not in get_args(Family):
             known = ", ".join(get_args(Family))
@@ -418,14 +510,22 @@ class PaperProcess:
         )
 
     def mu(self, x: Tensor) -> Tensor:  # (..., features) to (..., D)
-        """Direction of the posterior."""
+        """Direction of the posterior.
+
+        Returns:
+            Tensor: (..., features) to (..., D)
+        """
         if x.shape[-1] != self.features:
             raise ValueError(f"x must have {self.features} features, got {x.shape[-1]}")
         return normalize(_forward(self.mu_layers, x.to(self.dtype)), dim=-1)
 
     def kappa(self, x: Tensor) -> Tensor:  # (..., features) to (...)
         """Concentration of the posterior: 1 / variance for Gaussians, 1 / scale for
-        Laplace laws."""
+        Laplace laws.
+
+        Returns:
+            Tensor: (..., features) to (...)
+        """
         if self.family == "dirac":
             return x.new_full(x.shape[:-1], math.inf, dtype=self.dtype)
         soft = softplus(_forward(self.kappa_layers, x.to(self.dtype)).squeeze(-1))
@@ -438,7 +538,11 @@ class PaperProcess:
     def posterior(
         self, x: Tensor
     ) -> VonMisesFisher:  # batch shape (...) for x (..., features)
-        """P(z | x), where it is a vMF or a point."""
+        """P(z | x), where it is a vMF or a point.
+
+        Returns:
+            VonMisesFisher: batch shape (...) for x (..., features)
+        """
         if self.family not in ("vmf", "dirac"):
             raise ValueError(
                 f"the {self.family} family is not a vMF: use mu(x), kappa(x) or "
@@ -452,7 +556,16 @@ class PaperProcess:
         n_samples: int = 1,
         generator: torch.Generator | None = None,
     ) -> Tensor:  # (n_samples, ..., D)
-        """Latents from P(z | x), for every family."""
+        """Latents from P(z | x), for every family.
+
+        Args:
+            x (Tensor): (..., features)
+            n_samples (int)
+            generator (torch.Generator | None)
+
+        Returns:
+            Tensor: (n_samples, ..., D)
+        """
         return draw_latents(
             self.family, self.mu(x), self.kappa(x), n_samples, generator
         )
@@ -460,7 +573,11 @@ class PaperProcess:
     def draw(
         self, shape: tuple[int, ...], generator: torch.Generator | None = None
     ) -> Tensor:  # (*shape, features)
-        """Observations from the base measure, uniform on the cube."""
+        """Observations from the base measure, uniform on the cube.
+
+        Returns:
+            Tensor: (*shape, features)
+        """
         return torch.rand(*shape, self.features, dtype=self.dtype, generator=generator)
 
     def sample(
@@ -469,7 +586,13 @@ class PaperProcess:
         n_neg: int = 0,  # negatives for each anchor
         generator: torch.Generator | None = None,
     ) -> Pairs:
-        """Anchors with positives, and negatives from the base measure."""
+        """Anchors with positives, and negatives from the base measure.
+
+        Args:
+            n (int): pairs
+            n_neg (int): negatives for each anchor
+            generator (torch.Generator | None)
+        """
         _check_counts(n, n_neg)
         x, x_pos = self.draw_pairs(n, generator)
         return Pairs(x, x_pos, self.draw((n, n_neg), generator) if n_neg else None)
@@ -478,7 +601,11 @@ class PaperProcess:
         self, n: int, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:  # (n, features) each
         """Pairs from the tables of fresh pools, in proportion to the density ratio of
-        their latents; another law of pairs overrides this."""
+        their latents; another law of pairs overrides this.
+
+        Returns:
+            tuple[Tensor, Tensor]: (n, features) each
+        """
         kept: list[Tensor] = []
         found, rounds = 0, 64
         for _ in range(rounds):
@@ -502,7 +629,12 @@ def share_negatives(
 ) -> Callable[
     [int, int, torch.Generator | None], Pairs
 ]:  # like the process's `sample`, with negatives (1, n_neg, features)
-    """Draws from a process in which all anchors of a batch have the same negatives."""
+    """Draws from a process in which all anchors of a batch have the same negatives.
+
+    Returns:
+        Callable[[int, int, torch.Generator | None], Pairs]: like the process's
+            `sample`, with negatives (1, n_neg, features)
+    """
 
     def sample(
         n: int, n_neg: int = 0, generator: torch.Generator | None = None
@@ -517,6 +649,7 @@ def share_negatives(
     return sample
 
 # %% ../nbs/375_modes.ipynb #6f1a7854
+#| code-fold: true
 import math
 
 import torch
@@ -530,7 +663,20 @@ from .vmf import HypersphericalUniform, VonMisesFisher
 # %% ../nbs/375_modes.ipynb #036d709f
 class TwoModeProcess:
     """A generative process whose posteriors have two modes, or one, and average to the
-    uniform density."""
+    uniform density.
+
+    Args:
+        dim (int): D, the dimension of the latents' space
+        unimodal (float): share of inputs with one mode
+        kappa_range (tuple[float, float]): log kappa is uniform
+        kappa_pos (float): of a positive's latent around the anchor's
+        angles (tuple[float, float]): between the modes, in radians
+        heavier (tuple[float, float]): weight of the heavier mode
+        depth (int): mixing layers
+        slope (float): of the leaky ReLU
+        seed (int): of the mixing
+        dtype (torch.dtype): of the observations
+    """
 
     def __init__(
         self,
@@ -545,6 +691,7 @@ class TwoModeProcess:
         seed: int = 0,  # of the mixing
         dtype: torch.dtype = torch.float32,  # of the observations
     ) -> None:
+        """The class lists the parameters."""
         _check_concentrations(kappa_range, kappa_pos)
         if not 0 <= unimodal <= 1:
             raise ValueError(f"unimodal must lie in [0, 1], got {unimodal}")
@@ -577,7 +724,16 @@ class TwoModeProcess:
         kappa: Tensor,  # (..., 2)
         weight: Tensor,  # of the heavier mode, (...)
     ) -> Tensor:  # (..., features)
-        """The observation whose posterior has these two modes."""
+        """The observation whose posterior has these two modes.
+
+        Args:
+            loc (Tensor): the heavier mode first, (..., 2, D)
+            kappa (Tensor): (..., 2)
+            weight (Tensor): of the heavier mode, (...)
+
+        Returns:
+            Tensor: (..., features)
+        """
         parts = [math.sqrt(self.dim) * loc.flatten(-2)]
         parts += [_standardised(kappa.log(), self.log_range)]
         parts += [_standardised(weight, self.heavier).unsqueeze(-1)]
@@ -588,7 +744,14 @@ class TwoModeProcess:
         self,
         x: Tensor,  # (..., features)
     ) -> MixtureOfVMF:  # in double precision
-        """P(z | x), read off the observation by undoing the mixing."""
+        """P(z | x), read off the observation by undoing the mixing.
+
+        Args:
+            x (Tensor): (..., features)
+
+        Returns:
+            MixtureOfVMF: in double precision
+        """
         if x.shape[-1] != self.features:
             raise ValueError(f"x must have {self.features} features, got {x.shape[-1]}")
         hidden = _unmix(x.double(), self.layers, self.slope)
@@ -601,7 +764,11 @@ class TwoModeProcess:
     def draw(
         self, shape: tuple[int, ...], generator: torch.Generator | None = None
     ) -> Tensor:  # (*shape, features)
-        """Observations from the base measure P(x)."""
+        """Observations from the base measure P(x).
+
+        Returns:
+            Tensor: (*shape, features)
+        """
         return self._observe_latent(
             self.base.sample(shape, generator=generator), generator
         )
@@ -613,7 +780,13 @@ class TwoModeProcess:
         generator: torch.Generator | None = None,
     ) -> Pairs:
         """Anchors and positives drawn forward from their latents, and negatives from
-        the base measure."""
+        the base measure.
+
+        Args:
+            n (int): pairs
+            n_neg (int): negatives for each anchor
+            generator (torch.Generator | None)
+        """
         _check_counts(n, n_neg)
         z = self.base.sample((n,), generator=generator)
         z_pos = VonMisesFisher(z, self.kappa_pos, validate_args=False).sample(
@@ -677,7 +850,18 @@ from .vmf import VonMisesFisher
 # %% ../nbs/380_anisotropic_recovery.ipynb #33963274
 class AnisotropicProcess(UniformProcess):
     """A world whose positives vary differently along each axis: P(z+|z) is proportional
-    to exp(-(z+ - z)' Lambda (z+ - z) / 2) on the sphere, and z is uniform."""
+    to exp(-(z+ - z)' Lambda (z+ - z) / 2) on the sphere, and z is uniform.
+
+    Args:
+        dim (int): D, the dimension of the latents' space
+        lambda_ (Sequence[float] | Tensor): diagonal of Lambda, D positive numbers
+        kappa_range (tuple[float, float] | None): of the posteriors, log-uniform; None:
+            an observation determines its latent
+        depth (int): mixing layers
+        slope (float): of the leaky ReLU
+        seed (int): of the mixing
+        dtype (torch.dtype): of the observations
+    """
 
     def __init__(
         self,
@@ -690,6 +874,7 @@ class AnisotropicProcess(UniformProcess):
         seed: int = 0,  # of the mixing
         dtype: torch.dtype = torch.float32,  # of the observations
     ) -> None:
+        """The class lists the parameters."""
         values = torch.as_tensor(lambda_, dtype=torch.float64)
         if values.shape != (dim,) or not bool(((values > 0) & values.isfinite()).all()):
             raise ValueError(
@@ -712,7 +897,15 @@ class AnisotropicProcess(UniformProcess):
         z: Tensor,  # latents, (n, D)
         generator: torch.Generator | None = None,
     ) -> Tensor:  # (n, D)
-        """One exact draw of P(z+|z) for each latent."""
+        """One exact draw of P(z+|z) for each latent.
+
+        Args:
+            z (Tensor): latents, (n, D)
+            generator (torch.Generator | None)
+
+        Returns:
+            Tensor: (n, D)
+        """
         pull, stiffness = self.lambda_ * z.double(), -self.lambda_ / 2
         return sample_fisher_bingham(pull, stiffness, generator).to(z.dtype)
 
@@ -739,7 +932,11 @@ class AnisotropicProcess(UniformProcess):
         n: int,
         generator: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:  # (n, features) each
-        """Pairs of two observations of one latent."""
+        """Pairs of two observations of one latent.
+
+        Returns:
+            tuple[Tensor, Tensor]: (n, features) each
+        """
         _check_counts(n, 0)
         z = self.base.sample((n,), generator=generator)
         x, again = self._observe_latent(torch.stack([z, z]), generator)

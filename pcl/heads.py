@@ -8,28 +8,45 @@ __all__ = ['RECIPE', 'FORMAT', 'Card', 'UncertaintyHead', 'prepare', 'train_head
 # %% ../nbs/710_heads.ipynb #577c1234
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .encoders import NormEncoder, set_median_kappa
+from .encoders import Cap, NormEncoder, set_median_kappa
 from .files import fingerprint, missing, write_together
 from .losses import ExactInfoNCE
 from .names import UnknownName, check_keys
 from .networks import mlp
 from .pairs import FeaturePairs
 from .provenance import versions
-from .training import Config, fit
+from .training import Config, Validation, train_encoder
 from .vmf import VonMisesFisher
+from .watch import KappaWarning
 
 # %% ../nbs/710_heads.ipynb #110c23af
 @dataclass
 class Card:
-    """What is known about the making of a head."""
+    """What is known about the making of a head.
+
+    Args:
+        backbone (str): names the model that made the features
+        data (str): names the images
+        images (int): how many it was trained on
+        pairs (str): what they were made from
+        loss (str)
+        kappa_pos (float | None): of the loss, if it has one
+        training (dict[str, Any]): the configuration
+        metrics (dict[str, float])
+        versions (dict[str, str])
+        calibration_at_bound (bool): do not rely on a and b
+        notes (dict[str, Any]): what else a file says
+    """
 
     backbone: str = ""  # names the model that made the features
     data: str = ""  # names the images
@@ -61,7 +78,21 @@ class Card:
 # %% ../nbs/710_heads.ipynb #32e38cab
 class UncertaintyHead(NormEncoder):
     """Two layers on frozen features whose output's direction is mu and whose length is
-    kappa."""
+    kappa.
+
+    Args:
+        n_features (int): of the backbone
+        dim (int): D of the latents
+        hidden (int): width of the hidden layer
+        cap (Cap): of the length; "hard" for heads from before it
+
+    Example:
+        >>> import torch, pcl
+        >>> head = pcl.UncertaintyHead(n_features=16, dim=4, hidden=32)
+        >>> q = head(torch.randn(10, 16))
+        >>> q.loc.shape, q.concentration.shape
+        (torch.Size([10, 4]), torch.Size([10]))
+    """
 
     mean: Tensor
     scale: Tensor
@@ -72,12 +103,14 @@ class UncertaintyHead(NormEncoder):
         n_features: int,  # of the backbone
         dim: int = 8,  # D of the latents
         hidden: int = 512,  # width of the hidden layer
+        cap: Cap = "soft",  # of the length; "hard" for heads from before it
     ):
+        """The class lists the parameters."""
         if dim < 2:
             raise ValueError(
                 f"dim must be at least 2, because a direction needs an angle; got {dim}"
             )
-        super().__init__(mlp([n_features, hidden, dim]))
+        super().__init__(mlp([n_features, hidden, dim]), cap=cap)
         self.n_features, self.dim, self.hidden = n_features, dim, hidden
         self.register_buffer("mean", torch.zeros(n_features))
         self.register_buffer("scale", torch.ones(n_features))
@@ -87,7 +120,11 @@ class UncertaintyHead(NormEncoder):
     def tensors(
         self, x: Tensor
     ) -> tuple[Tensor, Tensor]:  # (..., features) to (..., D) and (...)
-        """The direction and the concentration of each posterior."""
+        """The direction and the concentration of each posterior.
+
+        Returns:
+            tuple[Tensor, Tensor]: (..., features) to (..., D) and (...)
+        """
         if x.shape[-1] != self.n_features:
             raise ValueError(
                 f"x must have the backbone's {self.n_features} features in its last "
@@ -97,10 +134,21 @@ class UncertaintyHead(NormEncoder):
         v = v.to(
             torch.promote_types(v.dtype, torch.float32)
         )  # under autocast the digits have to come back
-        length = v.norm(dim=-1).clamp(torch.finfo(v.dtype).tiny, self.kappa_max)
-        return nn.functional.normalize(v, dim=-1), self.calibration[
-            0
-        ] * length ** self.calibration[1]
+        mu, (a, b) = nn.functional.normalize(v, dim=-1), self.calibration.unbind()
+        return mu, a * self.kappa_of(v) ** b
+
+    @torch.no_grad()
+    def arrays(
+        self, x: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:  # (..., features) to (..., D) and (...)
+        """The same from numpy to numpy, without gradients.
+
+        Returns:
+            tuple[np.ndarray, np.ndarray]: (..., features) to (..., D) and (...)
+        """
+        found = self.tensors(torch.from_numpy(np.asarray(x)).to(self.mean))
+        mu, kappa = (part.cpu().numpy() for part in found)
+        return mu, kappa
 
     def forward(self, x: Tensor) -> VonMisesFisher:
         """The posterior of each image, from its features."""
@@ -117,28 +165,41 @@ def prepare(
     kappa: float,  # the median concentration on them afterwards
 ) -> None:
     """Set the head's means and scales from features, and its first concentrations to a
-    useful size."""
+    useful size.
+
+    Args:
+        head (UncertaintyHead): changed in place
+        x (Tensor): typical features, (n, features)
+        kappa (float): the median concentration on them afterwards
+    """
     x = x.float()
     head.mean.copy_(x.mean(0))
     spread = x.std(0)
-    floor = 0.1 * spread.square().mean().sqrt()
+    floor = 0.1 * _typical(spread)
     if not 1e-15 < floor < 1e15:  # squares may have left single precision
         spread = x.double().std(0)
-        floor = 0.1 * spread.square().mean().sqrt()
+        floor = 0.1 * _typical(spread)
     head.scale.copy_(
         spread.clamp_min(float(floor)) if floor > 0 else torch.ones_like(spread)
     )
     set_median_kappa(head, x, kappa)
+
+
+def _typical(spread: Tensor) -> Tensor:
+    """Root mean square of spreads; none counts as more than ten times what nine in ten
+    stay below."""
+    most = 10 * spread.quantile(0.9, interpolation="lower")
+    return (spread.clamp(max=most) if most > 0 else spread).square().mean().sqrt()
 
 # %% ../nbs/710_heads.ipynb #e277d5a7
 RECIPE = Config(steps=1000, batch_size=256, lr_mu=1e-3, lr_kappa=1e-3, kappa_from=0.0)
 
 
 def train_head(
-    features: Tensor,  # of the frozen backbone: (n, features), or (n, views, features)
-    targets: Tensor
+    # of the frozen backbone, as tensor or array: (n, features), or (n, views, features)
+    features: Any,
     # labels (n,), soft labels (n, classes), pairs (m, 2), or None to pair views
-    | None = None,
+    targets: Any = None,
     dim: int = 8,  # D of the latents
     loss: nn.Module
     # called as loss(q, q_pos, q_neg); default `ExactInfoNCE(kappa_pos=20)`
@@ -150,12 +211,48 @@ def train_head(
     checkpoint: str | Path | None = None,  # a file; a run found there is continued
     evaluate: Callable[[nn.Module], Mapping[str, float]]
     | None = None,  # further columns of the curve, and of the card
+    # other features and their labels, on which kappa is watched; default the features
+    # trained on, without mistakes to look at
+    validation: Validation | None = None,
     # fields of `pcl.training.Config` that differ from RECIPE: steps, batch_size, seed,
     # ...
     **options: Any,
 ) -> UncertaintyHead:
-    """Train an uncertainty head on cached features."""
+    """Train an uncertainty head on cached features; warn of a kappa that says
+    nothing.
+
+    Args:
+        features (Any): of the frozen backbone, as tensor or array: (n, features), or
+            (n, views, features)
+        targets (Any): labels (n,), soft labels (n, classes), pairs (m, 2), or None to
+            pair views
+        dim (int): D of the latents
+        loss (nn.Module | None): called as loss(q, q_pos, q_neg); default
+            `ExactInfoNCE(kappa_pos=20)`
+        hidden (int): width of the hidden layer
+        backbone (str): names the model that made the features, for the card
+        data (str): names the images, for the card
+        checkpoint (str | Path | None): a file; a run found there is continued
+        evaluate (Callable[[nn.Module], Mapping[str, float]] | None): further columns of
+            the curve, and of the card
+        validation (Validation | None): other features and their labels, on which kappa
+            is watched; default the features trained on, without mistakes to look at
+        **options (Any): fields of `pcl.training.Config` that differ from RECIPE: steps,
+            batch_size, seed, ...
+
+    Example:
+        >>> import torch, pcl
+        >>> labels = torch.arange(200) % 4
+        >>> features = torch.eye(4)[labels] + 0.3 * torch.randn(200, 4)
+        >>> head = pcl.train_head(features, labels, dim=3, steps=20, batch_size=64)
+        >>> head(features).concentration.shape
+        torch.Size([200])
+    """
+    features, targets = _tensor(features), _tensor(targets)
     draw = FeaturePairs(features, targets)
+    if draw.kind == "labels" and len(torch.unique(targets)) == 1:
+        text = "targets name one class: nothing is told apart, so kappa means nothing"
+        warnings.warn(f"{text}. Give two classes or more", KappaWarning, stacklevel=2)
     loss = ExactInfoNCE(20.0) if loss is None else loss
     made = (draw.kind, dim, hidden, _said(loss)), draw.features, draw.targets
     try:
@@ -166,7 +263,10 @@ def train_head(
     kappa_pos = _kappa_pos(loss)
     head = _start(draw, dim, hidden, config.seed, kappa_pos or 20.0)
     saving: Any = {"checkpoint": checkpoint, "checkpoint_every": 100}
-    run = fit(head, loss, draw, config, evaluate=evaluate, **saving)
+    if validation is None:
+        validation = draw.features[:1000, 0].float(), None
+    saving |= {"evaluate": evaluate, "validation": _validation(*validation)}
+    run = train_encoder(head, loss, draw, config, **saving)
     measured = {name: v[-1] for name, v in run.curve.items() if name != "step"}
     head.card = Card(
         backbone=backbone,
@@ -179,6 +279,22 @@ def train_head(
         metrics=measured | {"seconds": run.seconds},
     )
     return head.cpu()
+
+
+def _tensor(values: Any) -> Any:
+    """An array as a tensor; anything else as it is."""
+    return torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+
+
+def _validation(x: Any, labels: Any) -> Validation:
+    """Features as the head takes them, and labels, as tensors."""
+    labels = _tensor(labels)
+    if labels is not None and (labels.is_floating_point() or labels.ndim != 1):
+        raise ValueError(
+            "the labels of validation must be whole numbers, one for each row; got "
+            f"{labels.dtype} of shape {tuple(labels.shape)}"
+        )
+    return _tensor(x).float(), labels
 
 
 @torch.no_grad()  # a learned kappa_pos is read as a number
@@ -209,6 +325,8 @@ def _start(
 
 # %% ../nbs/710_heads.ipynb #ef7aff6e
 FORMAT = "pcl.head 1"  # changes when the meaning of the files does
+# what a card says of kappa, by the cap; c is the soft one
+_MEANING: dict[Cap, str] = {"hard": "a |v|^b", "soft": "a c(|v|)^b"}
 
 
 class HeadError(ValueError):
@@ -219,7 +337,24 @@ def save_head(
     head: UncertaintyHead,
     path: str | Path,  # ends in .safetensors; the card goes beside it, ending in .json
 ) -> Path:  # of the card
-    """Write the weights and the card of a head."""
+    """Write the weights and the card of a head.
+
+    Args:
+        head (UncertaintyHead)
+        path (str | Path): ends in .safetensors; the card goes beside it, ending in
+            .json
+
+    Returns:
+        Path: of the card
+
+    Example:
+        >>> import pcl
+        >>> head = pcl.UncertaintyHead(n_features=16, dim=4, hidden=32)
+        >>> pcl.save_head(head, "head.safetensors").name
+        'head.json'
+        >>> pcl.load_head("head.safetensors").dim
+        4
+    """
     try:
         from safetensors.torch import save
     except ImportError as error:
@@ -236,7 +371,7 @@ def save_head(
         "features": head.n_features,
         "hidden": head.hidden,
         "dim": head.dim,
-        "kappa": "a |v|^b",
+        "kappa": _MEANING[head.cap],
         "calibration": head.calibration.tolist(),
         **head.card.entries(),
     }
@@ -255,7 +390,11 @@ _SHAPE = ("format", "sha256", "features", "hidden", "dim", "calibration")
 def read_card(
     path: str | Path,  # of the weights
 ) -> dict[str, Any]:
-    """The card beside the weights of a head."""
+    """The card beside the weights of a head.
+
+    Args:
+        path (str | Path): of the weights
+    """
     file = Path(path).with_suffix(".json")
     try:
         card = json.loads(file.read_bytes())
@@ -287,7 +426,20 @@ def load_head(
     | None = None,  # the model whose features it will see; None trusts you
     n_features: int | None = None,  # how many there are; None does not check
 ) -> UncertaintyHead:
-    """A head from its files, or a `HeadError` that says what does not fit."""
+    """A head from its files, or a `HeadError` that says what does not fit.
+
+    Args:
+        path (str | Path): of the weights
+        backbone (str | None): the model whose features it will see; None trusts you
+        n_features (int | None): how many there are; None does not check
+
+    Example:
+        >>> import pcl
+        >>> head = pcl.UncertaintyHead(n_features=16, dim=4, hidden=32)
+        >>> card = pcl.save_head(head, "head.safetensors")
+        >>> pcl.load_head("head.safetensors", n_features=16).dim
+        4
+    """
     try:
         from safetensors.torch import load
     except ImportError as error:
@@ -315,7 +467,8 @@ def load_head(
             "one copy"
         )
     try:
-        head = UncertaintyHead(card["features"], card["dim"], card["hidden"])
+        cap: Cap = "soft" if card.get("kappa") == _MEANING["soft"] else "hard"
+        head = UncertaintyHead(card["features"], card["dim"], card["hidden"], cap)
         head.load_state_dict(load(content))
     except Exception as error:  # a checksum can agree with a file that never was a head
         raise HeadError(
@@ -330,6 +483,7 @@ class _Tensors(nn.Module):
     """A head that returns tensors instead of a distribution."""
 
     def __init__(self, head: UncertaintyHead):
+        """The class lists the parameters."""
         super().__init__()
         self.head = head
 
@@ -342,7 +496,20 @@ def export_head(
     path: str | Path,  # ends in .pt2
 ) -> None:
     """Write a head so that `torch.export.load(path).module()` maps features (n, F) to
-    mu and kappa without pcl."""
+    mu and kappa without pcl.
+
+    Args:
+        head (UncertaintyHead)
+        path (str | Path): ends in .pt2
+
+    Example:
+        >>> import torch, pcl
+        >>> head = pcl.UncertaintyHead(n_features=16, dim=4, hidden=32)
+        >>> pcl.export_head(head, "head.pt2")
+        >>> mu, kappa = torch.export.load("head.pt2").module()(torch.randn(5, 16))
+        >>> mu.shape, kappa.shape
+        (torch.Size([5, 4]), torch.Size([5]))
+    """
     if Path(path).suffix != ".pt2":
         raise ValueError(f"path must end in .pt2, got {path}")
     example = torch.zeros(2, head.n_features)

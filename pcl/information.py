@@ -55,7 +55,18 @@ def fisher_information(
     n_negatives: float = math.inf,  # M; infinity: the density of the partner itself
 ) -> Tensor:  # the shape of kappa1
     """Fisher information about log kappa1 in one pair, all else known, marginals
-    uniform."""
+    uniform.
+
+    Args:
+        kappa1 (Tensor | float): concentrations asked about, any shape
+        kappa2 (Tensor | float): of the other observations, equally likely, any shape
+        kappa_pos (float): concentration of partners' latents around each other
+        dim (int)
+        n_negatives (float): M; infinity: the density of the partner itself
+
+    Returns:
+        Tensor: the shape of kappa1
+    """
     with torch.inference_mode(False):  # the score is a slope, whatever the caller wants
         k1 = torch.as_tensor(kappa1).detach().clone().double()
         k2, k_pos = (
@@ -108,7 +119,12 @@ def expected_rank(
     error: Tensor,  # standard error of each log kappa, (n,)
 ) -> float:
     """Spearman's correlation that estimates with Gaussian errors are expected to
-    reach."""
+    reach.
+
+    Args:
+        kappa (Tensor): true concentrations, (n,)
+        error (Tensor): standard error of each log kappa, (n,)
+    """
     if kappa.dim() != 1 or kappa.shape != error.shape:
         raise ValueError(
             "kappa and error must have one and the same shape (n,), got "
@@ -139,7 +155,18 @@ def pairs_needed(
     n_negatives: float = math.inf,
 ) -> float:  # pairs for each observation
     """How many pairs of each observation put the concentrations in this good an
-    order."""
+    order.
+
+    Args:
+        rank (float): Spearman's correlation wanted
+        kappa (Tensor): concentrations in the world, equally likely, (n,)
+        kappa_pos (float)
+        dim (int)
+        n_negatives (float)
+
+    Returns:
+        float: pairs for each observation
+    """
     if not 0 < rank < 1:
         raise ValueError(f"rank must lie between 0 and 1, got {rank}")
     info = _information_of_all(kappa, kappa_pos, dim, n_negatives)

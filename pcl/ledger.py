@@ -35,7 +35,12 @@ def check_name(
     field: str,  # what the name is for, used in the message
     value: object,  # the candidate
 ) -> str:
-    """Return `value` if it can safely be part of a file name, else raise."""
+    """Return `value` if it can safely be part of a file name, else raise.
+
+    Args:
+        field (str): what the name is for, used in the message
+        value (object): the candidate
+    """
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError(
             f"{field} must be 1 to 64 letters, digits or . _ = + - (no '--', first a "
@@ -51,7 +56,7 @@ def work_of(
     work, dot, _ = experiment.partition(".")
     if dot:
         return work
-    if experiment in ("benchmarks", "growth", "roofline"):
+    if experiment in ("benchmarks", "dispatch", "growth", "roofline"):
         return "speed"
     return "pcl" if re.fullmatch(r"(table|figure)\d+", experiment) else "own"
 
@@ -106,7 +111,27 @@ def _now() -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One run: what was run, what came out, what it cost, and which code did it."""
+    """One run: what was run, what came out, what it cost, and which code did it.
+
+    Args:
+        experiment (str): registry name, such as `table1` or `url.table1`
+        row (str): row of the table, such as `ambiguous`
+        preset (str): `smoke`, `cpu` or `paper`
+        seed (int)
+        metrics (Mapping[str, float]): at least one
+        settings (Mapping[str, Any]): flat: text, numbers, bools, None
+        exact (Mapping[str, float]): of some metrics
+        series (Mapping[str, Mapping[str, Sequence[float]]]): tables by name: columns of
+            equal length
+        axes (Mapping[str, str]): some of `AXES`
+        seconds (float): wall time
+        machine (Mapping[str, Any]): device, cpu, threads, kernels
+        versions (Mapping[str, str])
+        revision (str)
+        created (str): ISO 8601, UTC
+        work (str): default by the experiment's name
+        schema (int)
+    """
 
     experiment: str  # registry name, such as `table1` or `url.table1`
     row: str  # row of the table, such as `ambiguous`
@@ -120,7 +145,9 @@ class Record:
     series: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     axes: Mapping[str, str] = field(default_factory=dict)  # some of `AXES`
     seconds: float = 0.0  # wall time
-    machine: Mapping[str, Any] = field(default_factory=machine)  # device, cpu, threads
+    machine: Mapping[str, Any] = field(
+        default_factory=machine
+    )  # device, cpu, threads, kernels
     versions: Mapping[str, str] = field(default_factory=versions)
     revision: str = field(default_factory=revision)
     created: str = field(default_factory=_now)  # ISO 8601, UTC
@@ -206,7 +233,7 @@ def _checked_work(r: Record) -> str:
 def _checked_machine(value: object) -> dict[str, str | int]:
     found = _mapping("machine", value)
     threads = found.pop("threads", None)
-    texts = _texts("machine", found, ("device", "cpu"))
+    texts = _texts("machine", found, ("device", "cpu", "kernels"))
     if "device" not in texts:
         raise ValueError("machine must name the device of the run")
     if threads is None:
@@ -267,7 +294,11 @@ def _floats(value: Any) -> Any:
 def to_json(
     record: Record,  # checked again, because its dicts could have been changed since
 ) -> str:
-    """The text of a record's file: strict JSON, one field per line."""
+    """The text of a record's file: strict JSON, one field per line.
+
+    Args:
+        record (Record): checked again, because its dicts could have been changed since
+    """
     data = plain(asdict(replace(record)))
     lines = (
         f"  {json.dumps(k)}: {json.dumps(data[k], allow_nan=False)}"
@@ -296,7 +327,14 @@ _FIELDS = {
 def lift(
     old: Mapping[str, Any],  # the fields of schema 1
 ) -> dict[str, Any]:  # those of schema 2
-    """Read a record of schema 1 as one of schema 2."""
+    """Read a record of schema 1 as one of schema 2.
+
+    Args:
+        old (Mapping[str, Any]): the fields of schema 1
+
+    Returns:
+        dict[str, Any]: those of schema 2
+    """
     metrics = _mapping("metrics", old["metrics"])
     settings, curve = _mapping("config", old["config"]), _mapping("curve", old["curve"])
     exact, place = {}, {"device": old["device"]}
@@ -324,7 +362,11 @@ def _refuse(token: str) -> float:
 def from_json(
     text: str,
 ) -> Record:  # raises ValueError for anything that is not a record
-    """Read a record of any schema; every violation is a `ValueError` that names it."""
+    """Read a record of any schema; every violation is a `ValueError` that names it.
+
+    Returns:
+        Record: raises ValueError for anything that is not a record
+    """
     data = json.loads(text, parse_constant=_refuse)
     if not isinstance(data, dict):
         raise ValueError(f"not a record: {type(data).__name__}")
@@ -397,7 +439,12 @@ def write(
     record: Record,
     root: str | Path | None = None,  # the ledger's folder; default `write_root()`
 ) -> Path:
-    """Write one record, whole or not at all, and return its file."""
+    """Write one record, whole or not at all, and return its file.
+
+    Args:
+        record (Record)
+        root (str | Path | None): the ledger's folder; default `write_root()`
+    """
     text = to_json(record)
     base = Path(root) if root is not None else write_root()
     stamp = datetime.fromisoformat(record.created).strftime("%Y%m%dT%H%M%S%f")
@@ -464,7 +511,11 @@ def _read_file(path: Path) -> Record:
 def read(
     root: str | Path | None = None,  # one ledger; default all of `read_roots()`
 ) -> Ledger:
-    """Read every record; a broken or foreign file is listed in `problems`."""
+    """Read every record; a broken or foreign file is listed in `problems`.
+
+    Args:
+        root (str | Path | None): one ledger; default all of `read_roots()`
+    """
     records, problems = [], []
     for base in [Path(root)] if root is not None else read_roots():
         if base.exists() and not base.is_dir():
@@ -493,7 +544,11 @@ def latest(
 def mean_and_error(
     values: Sequence[float],
 ) -> tuple[float, float | None]:  # no error for a single run
-    """Mean and standard error over seeds."""
+    """Mean and standard error over seeds.
+
+    Returns:
+        tuple[float, float | None]: no error for a single run
+    """
     n = len(values)
     mean = sum(values) / n
     if n < 2 or not math.isfinite(mean):
@@ -502,13 +557,19 @@ def mean_and_error(
 
 # %% ../nbs/910_ledger.ipynb #cc409293
 class Runs:
-    """Recorded runs, to be narrowed down and then asked for numbers."""
+    """Recorded runs, to be narrowed down and then asked for numbers.
+
+    Args:
+        records (Iterable[Record])
+        about (str): what they are, for messages
+    """
 
     def __init__(
         self,
         records: Iterable[Record] = (),
         about: str = "these runs",  # what they are, for messages
     ) -> None:
+        """The class lists the parameters."""
         self.records, self.about = tuple(records), about
 
     def __iter__(self) -> Iterator[Record]:
@@ -527,7 +588,11 @@ class Runs:
         self,
         **wanted: str,  # work, experiment, row, preset, or one of `AXES`
     ) -> "Runs":
-        """The runs of which all of this is true."""
+        """The runs of which all of this is true.
+
+        Args:
+            **wanted (str): work, experiment, row, preset, or one of `AXES`
+        """
         own = ("work", "experiment", "row", "preset")
         check_keys("filter of runs", wanted, (*own, *AXES))
         kept = [
@@ -558,7 +623,12 @@ class Runs:
         metric: str,
         finite: bool = True,  # leave out nan and infinity
     ) -> list[float]:
-        """A metric, one value for each run that has it."""
+        """A metric, one value for each run that has it.
+
+        Args:
+            metric (str)
+            finite (bool): leave out nan and infinity
+        """
         found = [r.metrics[metric] for r in self if metric in r.metrics]
         return [v for v in found if math.isfinite(v)] if finite else found
 
@@ -591,7 +661,15 @@ class Runs:
         metric: str,
         rows: Mapping[str, float],  # row: its place on the axis
     ) -> tuple[list[float], list[float], list[float]]:  # places, means, errors
-        """A metric along some rows, without those that have no finite value."""
+        """A metric along some rows, without those that have no finite value.
+
+        Args:
+            metric (str)
+            rows (Mapping[str, float]): row: its place on the axis
+
+        Returns:
+            tuple[list[float], list[float], list[float]]: places, means, errors
+        """
         found = {x: self.row(row) for row, x in rows.items()}
         there = {x: runs for x, runs in found.items() if runs.values(metric)}
         means = [runs.mean(metric) for runs in there.values()]

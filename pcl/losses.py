@@ -19,13 +19,14 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .bessel import keep_eager
-from .mixtures import MixtureOfVMF, Posterior, joined, mapped, mixed_score
-from .polar import capped_kappa, draw_gap, polar_ratio, turn_rate
-from .vmf import VonMisesFisher, differentiable_once
+from .mixtures import MixtureOfVMF, Posterior, draw_together, joined, mapped
+from .mixtures import mixed_score
+from .polar import are_few, capped_kappa, draw_gap, first_accepted, polar_ratio
+from .polar import random_numbers, stream_version, turn_rate
+from .vmf import VonMisesFisher, differentiable_once, holds
 
-_CHUNK_ELEMENTS = (
-    2**20
-)  # cosines held at a time: enough to keep the cores busy, few enough to stay in cache
+# cosines held at a time: enough to keep the cores busy, few enough to stay in cache
+_CHUNK_ELEMENTS = 2**20
 
 # %% ../nbs/260_losses.ipynb #13ee5173
 def _check_batch(
@@ -69,6 +70,22 @@ def _check_batch(
             "them"
         )
 
+
+@keep_eager
+def _check_certainties(**posteriors: Posterior | None) -> None:
+    """Raise an error naming the argument where a certainty is negative or NaN, whatever
+    its maker checked."""
+    given = {name: q for name, q in posteriors.items() if q is not None}
+    # amin passes NaN on, and all of them come to the host in one read
+    lowest = torch.stack([q.concentration.detach().amin() for q in given.values()])
+    if holds(lowest >= 0):
+        return
+    name = [*given][int((~(lowest >= 0)).nonzero()[0])]
+    raise ValueError(
+        f"{name} has a concentration below 0, or NaN: take the length of the network's "
+        "output (pcl.encoders.NormEncoder), and see whether training has diverged"
+    )
+
 # %% ../nbs/260_losses.ipynb #d2fab00e
 class _Candidates(NamedTuple):
     """The posteriors that each row is compared with, in blocks of columns, and which of
@@ -88,6 +105,9 @@ def _candidates(
     """Line up positives and negatives of a checked batch."""
     _check_batch("q", q, 1)
     _check_batch("q_pos", q_pos, 1, q)
+    if q_neg is not None:
+        _check_batch("q_neg", q_neg, 2, q)
+    _check_certainties(q=q, q_pos=q_pos, q_neg=q_neg)
     rows = q.batch_shape[0]
     if q_neg is None:
         if rows == 1:
@@ -99,7 +119,6 @@ def _candidates(
             [mapped(q_pos, lambda t: t[None])],
             torch.arange(rows, device=q.loc.device),
         )
-    _check_batch("q_neg", q_neg, 2, q)
     first = torch.zeros(rows, dtype=torch.long, device=q.loc.device)
     own = mapped(q_pos, lambda t: t[:, None])
     if q_neg.batch_shape[0] < rows:
@@ -121,7 +140,7 @@ def _finite(name: str, value: float) -> float:
     return float(value)
 
 
-def _positive(name: str, value: float) -> float:
+def _positive(name: str, value: Any) -> float:
     if _finite(name, value) <= 0:
         raise ValueError(f"{name} must be a positive number, got {value}")
     return float(value)
@@ -135,7 +154,11 @@ def _count(name: str, value: int) -> int:
 
 class ContrastiveLoss(nn.Module):
     """Base of all losses: called as `loss(q, q_pos, q_neg=None)`, one value per row,
-    reduced over the batch as in torch."""
+    reduced over the batch as in torch.
+
+    Args:
+        reduction (str): 'mean', 'sum' or 'none'
+    """
 
     mixtures: ClassVar[bool] = False  # whether posteriors may have several modes
 
@@ -143,6 +166,7 @@ class ContrastiveLoss(nn.Module):
         self,
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
     ) -> None:
+        """The class lists the parameters."""
         super().__init__()
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(
@@ -173,8 +197,19 @@ class ContrastiveLoss(nn.Module):
 class _KappaPosLoss(ContrastiveLoss):
     """A loss with a kappa_pos, fixed or learned."""
 
-    def __init__(self, kappa_pos: float, learn_kappa_pos: bool, reduction: str) -> None:
+    def __init__(
+        self,
+        kappa_pos: float | None,
+        learn_kappa_pos: bool,
+        reduction: str,
+        temperature: float | None = None,
+    ) -> None:
+        """The class lists the parameters."""
         super().__init__(reduction)
+        if (kappa_pos is None) == (temperature is None):
+            raise TypeError("give kappa_pos, or temperature = 1 / kappa_pos, not both")
+        if kappa_pos is None:
+            kappa_pos = 1 / _positive("temperature", temperature)
         self._kappa_pos = _positive("kappa_pos", kappa_pos)
         if learn_kappa_pos:
             self.log_kappa_pos = nn.Parameter(torch.tensor(math.log(kappa_pos)))
@@ -211,15 +246,35 @@ def _cosines(
 
 class InfoNCE(_KappaPosLoss):
     """Formula 6 on the means: -log(e^c+ / (e^c+ / M + sum_m e^c_m / M)) with the critic
-    c = kappa_pos mu.mu'."""
+    c = kappa_pos mu.mu'.
+
+    Args:
+        kappa_pos (float | None): concentration of positive latents around each other
+        learn_kappa_pos (bool): make log(kappa_pos) a parameter
+        reduction (str): 'mean', 'sum' or 'none'
+        temperature (float | None): another word for 1 / kappa_pos
+
+    Example:
+        >>> import torch, pcl
+        >>> encoder = pcl.NormEncoder(torch.nn.Linear(64, 8))
+        >>> x = torch.randn(32, 64)
+        >>> loss = pcl.InfoNCE(kappa_pos=16.0)
+        >>> value = loss(encoder(x), encoder(x + 0.1 * torch.randn_like(x)))
+        >>> value.backward()  # the other positives of the batch are the negatives
+        >>> value.shape
+        torch.Size([])
+    """
 
     def __init__(
         self,
-        kappa_pos: float,  # concentration of positive latents around each other
+        # concentration of positive latents around each other
+        kappa_pos: float | None = None,
         learn_kappa_pos: bool = False,  # make log(kappa_pos) a parameter
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
+        temperature: float | None = None,  # another word for 1 / kappa_pos
     ) -> None:
-        super().__init__(kappa_pos, learn_kappa_pos, reduction)
+        """The class lists the parameters."""
+        super().__init__(kappa_pos, learn_kappa_pos, reduction, temperature)
 
     def critic(
         self,
@@ -227,7 +282,16 @@ class InfoNCE(_KappaPosLoss):
         # their candidates, (B, N), or (1, N) or (N,) shared by all rows
         candidates: Posterior,
     ) -> Tensor:  # (B, N)
-        """Scores of all candidates: larger means more likely to be a positive."""
+        """Scores of all candidates: larger means more likely to be a positive.
+
+        Args:
+            q (Posterior): references, (B,)
+            candidates (Posterior): their candidates, (B, N), or (1, N) or (N,) shared
+                by all rows
+
+        Returns:
+            Tensor: (B, N)
+        """
         if isinstance(q, MixtureOfVMF):
             flat = len(candidates.batch_shape) == 1
             rows = mapped(candidates, lambda t: t[None]) if flat else candidates
@@ -243,7 +307,14 @@ class InfoNCE(_KappaPosLoss):
         kappa2: Tensor,  # certainty of the candidate
         dim: int,  # dimension D of the ambient space
     ) -> Tensor:
-        """Score of pairs that a rotation of both does not change."""
+        """Score of pairs that a rotation of both does not change.
+
+        Args:
+            cos (Tensor): cosine between the means
+            kappa1 (Tensor): certainty of the reference
+            kappa2 (Tensor): certainty of the candidate
+            dim (int): dimension D of the ambient space
+        """
         return self.kappa_pos * cos
 
     def contrast(
@@ -251,7 +322,12 @@ class InfoNCE(_KappaPosLoss):
         scores: Tensor,  # critic for all candidates, (B, N)
         positive: Tensor,  # column of each row's positive, (B,)
     ) -> Tensor:
-        """One loss per row from the scores of its candidates."""
+        """One loss per row from the scores of its candidates.
+
+        Args:
+            scores (Tensor): critic for all candidates, (B, N)
+            positive (Tensor): column of each row's positive, (B,)
+        """
         return (  # (6), with a point for each posterior
             torch.logsumexp(scores, 1)
             - math.log(scores.shape[1] - 1)
@@ -264,7 +340,13 @@ class InfoNCE(_KappaPosLoss):
         q_pos: Any,
         q_neg: Any = None,
     ) -> Tensor:
-        """Score every candidate and contrast the positive with the rest."""
+        """Score every candidate and contrast the positive with the rest.
+
+        Args:
+            q (Any): posteriors, of one mode or of several
+            q_pos (Any)
+            q_neg (Any)
+        """
         blocks, positive = _candidates(q, q_pos, q_neg)
         scores = torch.cat([self.critic(q, block) for block in blocks], 1)
         return self.reduce(self.contrast(scores, positive))
@@ -278,23 +360,19 @@ def _tangent_coordinate(
 ) -> Tensor:
     """One coordinate of uniform points on S^(D-2), the sphere of directions orthogonal
     to a mean."""
-    angle = torch.rand(shape, dtype=like.dtype, device=like.device, generator=generator)
+    angle = random_numbers("uniform", tuple(shape), like, generator)
     if dim == 2:  # two directions are left: -1 and 1
         return torch.where(angle < 0.5, -1.0, 1.0).to(angle)
     angle = torch.cos(math.pi * angle)
     if dim == 3:  # a circle of directions
         return angle
     # The projection to a plane has radius r with P(r <= s) = 1 - (1 - s^2)^((D-3)/2).
-    tail = 1 - torch.rand(
-        shape, dtype=like.dtype, device=like.device, generator=generator
-    )
+    tail = 1 - random_numbers("uniform", tuple(shape), like, generator)
     return angle * (-torch.expm1(2 / (dim - 3) * tail.log())).sqrt()
 
 # %% ../nbs/260_losses.ipynb #85e4ef8b
-_NODES = {
-    torch.float32: 12,
-    torch.float64: 24,
-}  # enough for the last digits of the type, see the check below
+# enough for the last digits of the type, see the check below
+_NODES = {torch.float32: 12, torch.float64: 24}
 
 
 @cache
@@ -320,12 +398,13 @@ def _turn_rates(
     dim: int,  # dimension D
     kappa: Tensor,  # certainties, (P,)
     gap: Tensor,  # samples 1 - w, (K, P)
+    few: bool = False,  # whether to compute them with few operations
 ) -> Tensor:
     """The turn rate of every sample; from about K = 12 on, interpolated between
     Chebyshev points."""
     n = _NODES[gap.dtype]
     if len(gap) <= n:
-        return turn_rate(dim, kappa, gap)
+        return turn_rate(dim, kappa, gap, few)
     low, high = gap.amin(0), gap.amax(0)
     centre, radius = (
         (high + low) / 2,
@@ -334,7 +413,8 @@ def _turn_rates(
     nodes, fit, to_powers = (x.to(gap) for x in _chebyshev(n))
     # Two products, not one: the entries of to_powers are large, but only meet
     # coefficients that have decayed.
-    powers = to_powers @ (fit @ turn_rate(dim, kappa, centre + radius * nodes[:, None]))
+    rates = turn_rate(dim, kappa, centre + radius * nodes[:, None], few)
+    powers = to_powers @ (fit @ rates)
     pieces = []
     for piece in gap.split(max(1, _CHUNK_ELEMENTS // (2 * gap.shape[1]))):
         x, total = (piece - centre) / radius, powers[-1].expand(piece.shape)
@@ -353,19 +433,18 @@ class _AlongAcross(torch.autograd.Function):
         ctx: Any, kappa: Tensor, dim: int, n: int, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         flat = kappa.reshape(-1)
-        gap = draw_gap(
-            dim,
-            capped_kappa(flat),
-            polar_ratio(dim, (n, len(flat)), flat, generator),
-            generator,
-        )
+        if dim != 3 and are_few(n, len(flat)):
+            gap = first_accepted(dim, capped_kappa(flat), n, generator)
+        else:
+            ratio = polar_ratio(dim, (n, len(flat)), flat, generator)
+            gap = draw_gap(dim, capped_kappa(flat), ratio, generator)
         gap.clamp_(0, 2).masked_fill_(torch.isinf(flat), 0)
         across = (
             (gap * (2 - gap))
             .sqrt_()
             .mul_(_tangent_coordinate(gap.shape, dim, gap, generator))
         )
-        ctx.dim = dim
+        ctx.dim, ctx.few = dim, are_few(n, len(flat))
         ctx.save_for_backward(kappa, gap, across)
         return (1 - gap).view(n, *kappa.shape), across.view(n, *kappa.shape)
 
@@ -378,7 +457,7 @@ class _AlongAcross(torch.autograd.Function):
             # dw = (1 - w^2) g dkappa, so d sqrt(1 - w^2) = -w sqrt(1 - w^2) g dkappa.
             grad = (gap * (2 - gap)).mul_(grad_along.reshape(gap.shape))
             grad.addcmul_(across * grad_across.reshape(gap.shape), 1 - gap, value=-1)
-            rates = _turn_rates(ctx.dim, kappa.reshape(-1), gap)
+            rates = _turn_rates(ctx.dim, kappa.reshape(-1), gap, ctx.few)
             by = grad.mul_(rates).sum(0).view(kappa.shape)
         sources = grad_along, grad_across, kappa
         by = differentiable_once("samples of a loss are", by, *sources)
@@ -420,7 +499,15 @@ def _shared_cosines(
 # %% ../nbs/260_losses.ipynb #6fcc40a4
 class Draws(NamedTuple):
     """Samples of a batch: `cosines(*sampled, *fixed)` has shape (K, B, N), and
-    `sampled` can be cut along K."""
+    `sampled` can be cut along K.
+
+    Args:
+        cosines (Callable[..., Tensor])
+        sampled (Sequence[Tensor]): each (K, ...)
+        fixed (Sequence[Tensor])
+        positive (Tensor): (B,), the column of each row's positive
+        n (int): candidates N per row
+    """
 
     cosines: Callable[..., Tensor]
     sampled: Sequence[Tensor]  # each (K, ...)
@@ -441,15 +528,13 @@ def _draw(
 ) -> Draws:
     """Draw what the cosines of K samples per posterior need, reparameterised."""
     blocks, positive = _candidates(q, q_pos, q_neg)
+    if q_neg is None:
+        pair = draw_together((q, q_pos), n_samples, generator)
+        return Draws(_batch_cosines, pair, (), positive, len(positive))
+    if len(blocks) > 1:
+        three = draw_together((q, q_pos, q_neg), n_samples, generator)
+        return Draws(_shared_cosines, three, (), positive, 1 + three[2].shape[1])
     z = q.rsample((n_samples,), generator=generator)
-    if q_neg is None or len(blocks) > 1:
-        z_pos = q_pos.rsample((n_samples,), generator=generator)
-        if q_neg is None:
-            return Draws(_batch_cosines, (z, z_pos), (), positive, len(positive))
-        z_neg = q_neg.rsample((n_samples,), generator=generator)[:, 0]
-        return Draws(
-            _shared_cosines, (z, z_pos, z_neg), (), positive, 1 + z_neg.shape[1]
-        )
     loc, kappa = blocks[0].loc, blocks[0].concentration
     along, across = _AlongAcross.apply(kappa, loc.shape[2], n_samples, generator)
     # Normalising unit vectors changes nothing but the gradient: it loses the component
@@ -472,12 +557,15 @@ def _over_samples(
     | None = None,  # samples per piece; by default about a million cosines
 ) -> Tensor:
     """Stack `summary` over pieces of the sample axis, recomputing each piece in the
-    backward pass."""
+    backward pass if there are several."""
 
     def piece(*tensors: Tensor) -> Tensor:
         return summary(draws.cosines(*tensors))
 
     chunk = chunk_size or max(1, _CHUNK_ELEMENTS // (len(draws.positive) * draws.n))
+    if chunk >= len(draws.sampled[0]) and stream_version() > 1:
+        # without a second evaluation; gradients are then added in another order
+        return piece(*draws.sampled, *draws.fixed)[None]
     pieces = zip(*(x.split(chunk) for x in draws.sampled), strict=True)
     return torch.stack(
         [
@@ -525,21 +613,44 @@ def _mixture(q: Posterior) -> MixtureOfVMF:
 # %% ../nbs/260_losses.ipynb #4da7293c
 class MCInfoNCE(_KappaPosLoss):
     """Formula 7: -log mean_k(e^(kappa_pos z_k.z_k+) / (e^(kappa_pos z_k.z_k+) / M +
-    sum_m e^(kappa_pos z_k.z_mk-) / M))."""
+    sum_m e^(kappa_pos z_k.z_mk-) / M)).
+
+    Args:
+        kappa_pos (float | None): concentration of positive latents around each other
+        n_samples (int): samples K per posterior
+        learn_kappa_pos (bool): make log(kappa_pos) a parameter
+        chunk_size (int | None): samples held in memory at a time; by default about a
+            million cosines
+        reduction (str): 'mean', 'sum' or 'none'
+        temperature (float | None): another word for 1 / kappa_pos
+
+    Example:
+        >>> import torch, pcl
+        >>> encoder = pcl.NormEncoder(torch.nn.Linear(64, 8))
+        >>> x = torch.randn(32, 64)
+        >>> loss = pcl.MCInfoNCE(kappa_pos=16.0, n_samples=8)
+        >>> value = loss(encoder(x), encoder(x + 0.1 * torch.randn_like(x)))
+        >>> value.backward()  # the other positives of the batch are the negatives
+        >>> value.shape
+        torch.Size([])
+    """
 
     mixtures = True
 
     def __init__(
         self,
-        kappa_pos: float,  # concentration of positive latents around each other
-        n_samples: int,  # samples K per posterior
+        # concentration of positive latents around each other
+        kappa_pos: float | None = None,
+        n_samples: int = 16,  # samples K per posterior
         learn_kappa_pos: bool = False,  # make log(kappa_pos) a parameter
         chunk_size: int
         # samples held in memory at a time; by default about a million cosines
         | None = None,
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
+        temperature: float | None = None,  # another word for 1 / kappa_pos
     ) -> None:
-        super().__init__(kappa_pos, learn_kappa_pos, reduction)
+        """The class lists the parameters."""
+        super().__init__(kappa_pos, learn_kappa_pos, reduction, temperature)
         self.n_samples = _count("n_samples", n_samples)
         self.chunk_size = (
             None if chunk_size is None else _count("chunk_size", chunk_size)
@@ -556,7 +667,11 @@ class MCInfoNCE(_KappaPosLoss):
         return _draw(q, q_pos, q_neg, self.n_samples, generator)
 
     def log_weights(self, draws: Draws) -> Tensor:  # (B, N)
-        """Logarithms of the candidates' weights in the denominator, all 1/M."""
+        """Logarithms of the candidates' weights in the denominator, all 1/M.
+
+        Returns:
+            Tensor: (B, N)
+        """
         shape = len(draws.positive), draws.n
         return draws.sampled[0].new_full(shape, -math.log(draws.n - 1))
 
@@ -568,7 +683,14 @@ class MCInfoNCE(_KappaPosLoss):
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:
         """Draw, compute the InfoNCE fraction per sample, average it, take the
-        logarithm."""
+        logarithm.
+
+        Args:
+            q (Any): posteriors, of one mode or of several
+            q_pos (Any)
+            q_neg (Any)
+            generator (torch.Generator | None): for reproducible draws
+        """
         if isinstance(q, MixtureOfVMF):
             return self.reduce(self._of_mixtures(q, q_pos, q_neg, generator))
         draws = self.draw(q, q_pos, q_neg, generator)
@@ -627,7 +749,16 @@ def loss_landscape(
     n_neg: int = 256,  # negatives per row, the same random directions for all
     seed: int = 0,  # seed for these directions
 ) -> Tensor:
-    """Evaluate a loss on a grid of positive pairs, differentiably in both arguments."""
+    """Evaluate a loss on a grid of positive pairs, differentiably in both arguments.
+
+    Args:
+        loss (nn.Module): any loss of this module, with reduction='none'
+        cos (Tensor): cosine between the reference and its positive
+        kappa (Tensor): certainty of all posteriors; broadcasts with cos
+        dim (int): dimension D
+        n_neg (int): negatives per row, the same random directions for all
+        seed (int): seed for these directions
+    """
     if getattr(loss, "reduction", "none") != "none":
         raise ValueError(
             f"loss has reduction {loss.reduction!r}: build it with reduction='none', "
@@ -657,7 +788,24 @@ from .marginal import log_marginal
 
 # %% ../nbs/265_exact_losses.ipynb #de47ba62
 class ExactInfoNCE(InfoNCE):
-    """InfoNCE with the critic c = log(S h): -log(Sh+ / (Sh+ / M + sum_m Sh_m / M))."""
+    """InfoNCE with the critic c = log(S h): -log(Sh+ / (Sh+ / M + sum_m Sh_m / M)).
+
+    Args:
+        kappa_pos (float | None): concentration of positive latents around each other
+        learn_kappa_pos (bool): make log(kappa_pos) a parameter
+        reduction (str): 'mean', 'sum' or 'none'
+        temperature (float | None): another word for 1 / kappa_pos
+
+    Example:
+        >>> import torch, pcl
+        >>> encoder = pcl.NormEncoder(torch.nn.Linear(64, 8))
+        >>> x = torch.randn(32, 64)
+        >>> loss = pcl.ExactInfoNCE(kappa_pos=16.0)
+        >>> value = loss(encoder(x), encoder(x + 0.1 * torch.randn_like(x)))
+        >>> value.backward()  # the other positives of the batch are the negatives
+        >>> value.shape
+        torch.Size([])
+    """
 
     mixtures = True
 
@@ -668,23 +816,52 @@ class ExactInfoNCE(InfoNCE):
         kappa2: Tensor,  # certainty of the candidate
         dim: int,  # dimension D of the ambient space
     ) -> Tensor:
-        """The log density ratio of a positive pair to an independent one."""
+        """The log density ratio of a positive pair to an independent one.
+
+        Args:
+            cos (Tensor): cosine between the means
+            kappa1 (Tensor): certainty of the reference
+            kappa2 (Tensor): certainty of the candidate
+            dim (int): dimension D of the ambient space
+        """
         return log_marginal(cos, kappa1, kappa2, self.kappa_pos, dim)  # proposition 4.2
 
 # %% ../nbs/265_exact_losses.ipynb #69cbbb7c
 class ExactNWJ(ExactInfoNCE):
     """The NWJ bound, negated: -log T+ + mean_m T_m - 1 with T = S h / Z. Zero for T =
-    1; its minimum is -I(x; x+)."""
+    1; its minimum is -I(x; x+).
+
+    Args:
+        kappa_pos (float | None): concentration of positive latents around each other
+        log_normalizer (float): log Z = log E[S h] over independent pairs; 0 for uniform
+            marginals
+        learn_kappa_pos (bool): make log(kappa_pos) a parameter
+        reduction (str): 'mean', 'sum' or 'none'
+        temperature (float | None): another word for 1 / kappa_pos
+
+    Example:
+        >>> import torch, pcl
+        >>> encoder = pcl.NormEncoder(torch.nn.Linear(64, 8))
+        >>> x = torch.randn(32, 64)
+        >>> loss = pcl.ExactNWJ(kappa_pos=16.0)
+        >>> value = loss(encoder(x), encoder(x + 0.1 * torch.randn_like(x)))
+        >>> value.backward()  # the other positives of the batch are the negatives
+        >>> value.shape
+        torch.Size([])
+    """
 
     def __init__(
         self,
-        kappa_pos: float,  # concentration of positive latents around each other
+        # concentration of positive latents around each other
+        kappa_pos: float | None = None,
         # log Z = log E[S h] over independent pairs; 0 for uniform marginals
         log_normalizer: float = 0.0,
         learn_kappa_pos: bool = False,  # make log(kappa_pos) a parameter
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
+        temperature: float | None = None,  # another word for 1 / kappa_pos
     ) -> None:
-        super().__init__(kappa_pos, learn_kappa_pos, reduction)
+        """The class lists the parameters."""
+        super().__init__(kappa_pos, learn_kappa_pos, reduction, temperature)
         self.log_normalizer = _finite("log_normalizer", log_normalizer)
 
     def score(self, cos: Tensor, kappa1: Tensor, kappa2: Tensor, dim: int) -> Tensor:
@@ -716,7 +893,24 @@ from .vmf import VonMisesFisher
 # %% ../nbs/270_other_losses.ipynb #a0ab6304
 class ELK(InfoNCE):
     """Formula 55: InfoNCE with the critic c = kappa_pos log EL, EL = C(kappa1)
-    C(kappa2) / C(|kappa1 mu1 + kappa2 mu2|)."""
+    C(kappa2) / C(|kappa1 mu1 + kappa2 mu2|).
+
+    Args:
+        kappa_pos (float | None): concentration of positive latents around each other
+        learn_kappa_pos (bool): make log(kappa_pos) a parameter
+        reduction (str): 'mean', 'sum' or 'none'
+        temperature (float | None): another word for 1 / kappa_pos
+
+    Example:
+        >>> import torch, pcl
+        >>> encoder = pcl.NormEncoder(torch.nn.Linear(64, 8))
+        >>> x = torch.randn(32, 64)
+        >>> loss = pcl.ELK(kappa_pos=1.0)
+        >>> value = loss(encoder(x), encoder(x + 0.1 * torch.randn_like(x)))
+        >>> value.backward()  # the other positives of the batch are the negatives
+        >>> value.shape
+        torch.Size([])
+    """
 
     def score(
         self,
@@ -725,7 +919,14 @@ class ELK(InfoNCE):
         kappa2: Tensor,  # certainty of the candidate
         dim: int,  # dimension D of the ambient space
     ) -> Tensor:
-        """The log expected likelihood, times kappa_pos."""
+        """The log expected likelihood, times kappa_pos.
+
+        Args:
+            cos (Tensor): cosine between the means
+            kappa1 (Tensor): certainty of the reference
+            kappa2 (Tensor): certainty of the candidate
+            dim (int): dimension D of the ambient space
+        """
         # Two Diracs have no finite overlap; a posterior as narrow as this one stands
         # for them.
         k1, k2 = (k.double().clamp(max=1e10) for k in (kappa1, kappa2))
@@ -735,7 +936,27 @@ class ELK(InfoNCE):
 # %% ../nbs/270_other_losses.ipynb #ec72d8d6
 class HIB(ContrastiveLoss):
     """Formula 54: -log mean_k s(a z_k.z_k+ + b) - mean_m log mean_k(1 - s(a z_k.z_mk- +
-    b)), with s the sigmoid."""
+    b)), with s the sigmoid.
+
+    Args:
+        a (float): slope of the match probability
+        b (float): its offset
+        n_samples (int): samples K per posterior
+        learn_ab (bool): make log(a) and b parameters
+        chunk_size (int | None): samples held in memory at a time; by default about a
+            million cosines
+        reduction (str): 'mean', 'sum' or 'none'
+
+    Example:
+        >>> import torch, pcl
+        >>> encoder = pcl.NormEncoder(torch.nn.Linear(64, 8))
+        >>> x = torch.randn(32, 64)
+        >>> loss = pcl.HIB(a=8.0, b=0.0, n_samples=8)
+        >>> value = loss(encoder(x), encoder(x + 0.1 * torch.randn_like(x)))
+        >>> value.backward()  # the other positives of the batch are the negatives
+        >>> value.shape
+        torch.Size([])
+    """
 
     def __init__(
         self,
@@ -748,6 +969,7 @@ class HIB(ContrastiveLoss):
         | None = None,
         reduction: str = "mean",  # 'mean', 'sum' or 'none'
     ) -> None:
+        """The class lists the parameters."""
         super().__init__(reduction)
         self._ab = _positive("a", a), _finite("b", b)
         if learn_ab:
@@ -797,7 +1019,14 @@ class HIB(ContrastiveLoss):
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:
         """Draw, average the probability that each candidate is rightly called a match
-        or not, take logarithms."""
+        or not, take logarithms.
+
+        Args:
+            q (VonMisesFisher)
+            q_pos (VonMisesFisher)
+            q_neg (VonMisesFisher | None)
+            generator (torch.Generator | None): for reproducible draws
+        """
         draws = self.draw(q, q_pos, q_neg, generator)
         (a, b), column = self.ab, draws.positive[:, None]
         sign = q.loc.new_full((len(column), draws.n), -1.0).scatter_(
@@ -831,7 +1060,18 @@ def make_loss(
     known: Mapping[str, Callable[..., ContrastiveLoss]] = LOSSES,
     **options: Any,  # those of the loss itself, and any of COMMON_OPTIONS
 ) -> ContrastiveLoss:
-    """The loss of that name, made with those of the options that it takes."""
+    """The loss of that name, made with those of the options that it takes.
+
+    Args:
+        name (str): such as exact-infonce
+        known (Mapping[str, Callable[..., ContrastiveLoss]])
+        **options (Any): those of the loss itself, and any of COMMON_OPTIONS
+
+    Example:
+        >>> import pcl
+        >>> pcl.make_loss("exact-infonce", kappa_pos=16.0)
+        ExactInfoNCE(kappa_pos=16)
+    """
     kind = lookup("loss", name, known)
     takes = inspect.signature(kind).parameters
     check_keys(f"option of {name}", options, [*takes, *COMMON_OPTIONS])

@@ -7,17 +7,19 @@ __all__ = ['MAX_TERMS', 'log_marginal']
 
 # %% ../nbs/150_exact_marginal.ipynb #dc24a22f
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from .bessel import keep_eager
+from .bessel import forward_rule, keep_eager
 from .harmonics import DIRAC, clenshaw, coefficients, harmonic_counts
-from .harmonics import harmonic_growth, zonal_harmonics
-from .pair_integral import marginal_integral, marginal_with_point
-from .vmf import differentiable_once
+from .harmonics import harmonic_growth, magnitude, upper_edges
+from .pair_integral import marginal_curvature, marginal_integral
+from .pair_integral import marginal_with_point
 
 _EPS = 2.0**-52
 
@@ -59,66 +61,6 @@ def _n_terms(
         log_scale += 0.5 * math.log((degree + 1) / (degree + dim - 1))
     return None
 
-# %% ../nbs/150_exact_marginal.ipynb #69077375
-def _bins(
-    kappa: Tensor,  # float64
-    n_bins: int = 16,
-) -> tuple[
-    Tensor, Tensor
-]:  # upper edges, and for each kappa the index of the edge above it
-    """At most n_bins upper edges, evenly spaced in log kappa."""
-    low, high = (float(k) for k in kappa.clamp(1e-6, DIRAC).aminmax())
-    edges = torch.logspace(
-        math.log10(low), math.log10(high), n_bins if high > low else 1
-    ).to(kappa)
-    edges[-1] = high
-    return edges, torch.bucketize(kappa.contiguous(), edges).clamp_(
-        max=edges.numel() - 1
-    )
-
-
-@lru_cache(maxsize=32)
-def _gegenbauer_envelope(
-    dim: int,
-    n_terms: int,
-    device: str,
-    n_bins: int = 64,
-    samples: int = 6,  # per bin
-) -> Tensor:  # (n_bins, n_terms): largest |G_l(t)| for sqrt(1 - |t|) in each bin
-    """How large each Gegenbauer polynomial gets in each bin of |t|."""
-    t = (
-        1
-        - torch.linspace(0, 1, n_bins * samples, dtype=torch.float64, device=device)
-        ** 2
-    )
-    return torch.nn.functional.max_pool1d(
-        zonal_harmonics(t, dim, n_terms).abs(), samples + 2, samples, 1
-    ).T
-
-
-def _magnitude(
-    t: Tensor,  # float64 (rows, columns)
-    edges: list[Tensor],  # upper edges of the three concentrations' bins
-    bins: list[Tensor],  # which bin each concentration is in, broadcast against t
-    a: list[Tensor],  # coefficients at the edges, (n_terms, bins); N_l is in the first
-    dim: int,
-) -> Tensor:  # at least sum_l |N_l a_l a_l a_l G_l(t)|, shape of t
-    """Size of the series' terms: a_l grows with kappa, so the upper edges bound it and
-    a small table serves every pair."""
-    envelope = _gegenbauer_envelope(dim, a[0].shape[0], str(t.device))
-    table = torch.einsum("cl,li,lj,lk->cijk", envelope, *a).flatten()
-    n_p, n_1, n_2 = (e.numel() for e in edges)
-    cell = (
-        torch.sqrt(1 - t.abs())
-        .mul_(envelope.shape[0])
-        .long()
-        .clamp_(max=envelope.shape[0] - 1)
-    )
-    index = (
-        cell.mul_(n_p * n_1 * n_2).add_((bins[0] * n_1 + bins[1]) * n_2).add_(bins[2])
-    )
-    return table[index]
-
 # %% ../nbs/150_exact_marginal.ipynb #a134af4f
 # pairs per sweep: enough for two threads, and the running sums stay in the cache
 _TILE = 65536
@@ -150,7 +92,7 @@ def _series(
     vectors, not to pairs."""
     rows, columns = t.shape
     out = [torch.empty_like(t) for _ in range(1 + sum(slopes))]
-    edges, bins = zip(*(_bins(k) for k in kappas), strict=True)
+    edges, bins = zip(*(upper_edges(k) for k in kappas), strict=True)
     shared = [
         k for k in kappas if k.numel() <= rows + columns
     ]  # the others get their coefficients tile by tile
@@ -188,7 +130,7 @@ def _series(
             found = clenshaw(t[tile].contiguous(), *factors, dim, slopes[0])
             for target, value in zip(out, found, strict=True):
                 target[tile] = value
-    return out, _magnitude(t, list(edges), list(bins), at_edges, dim)
+    return out, magnitude(t, list(edges), list(bins), at_edges, dim)
 
 
 def _families(
@@ -301,10 +243,9 @@ def _interpolate(
             for left, right in pairs
         ]
     out = [torch.empty_like(t) for _ in range(1 + sum(slopes))]
-    for rows in torch.arange(t.shape[0], device=t.device).split(
-        max(1, _TILE // t.shape[1])
-    ):
-        part = slice(int(rows[0]), int(rows[-1]) + 1)
+    tall = max(1, _TILE // t.shape[1])
+    for top in range(0, t.shape[0], tall):
+        part = slice(top, top + tall)
         small = [
             (left[:, part] if left.shape[1] > 1 else left, right)
             for left, right in pairs
@@ -326,24 +267,24 @@ def _clenshaw_chebyshev(
     slope: bool,
 ) -> list[Tensor]:  # the first sum, its derivative in x if wanted, the other sums
     """Sum Chebyshev series whose coefficients are matrices of low rank."""
-    zero = torch.zeros_like(x)
-    sums, derivative = [], zero
-    for position, (left, right) in enumerate(pairs):
-        ahead, behind, d_ahead, d_behind = zero, zero, zero, zero
-        for degree in range(left.shape[0] - 1, -1, -1):
-            twice = 2.0 if degree else 1.0
-            if slope and position == 0:
-                d_ahead, d_behind = (
-                    torch.addcmul(twice * ahead - d_behind, x, d_ahead, value=twice),
-                    d_ahead,
-                )
-            ahead, behind = (
-                torch.addcmul((left[degree] @ right) - behind, x, ahead, value=twice),
-                ahead,
-            )
-        sums.append(ahead)
-        derivative = d_ahead if position == 0 else derivative
-    return [sums[0], derivative, *sums[1:]] if slope else sums
+    degrees, rows = pairs[0][0].shape[:2]
+    # all families and degrees at once, since a GPU waits for every small operation
+    terms = x.new_empty(len(pairs), degrees, rows, pairs[0][1].shape[1])
+    for term, (left, right) in zip(terms, pairs, strict=True):
+        torch.mm(left.flatten(0, 1), right, out=term.flatten(0, 1))
+    ahead, behind = x.new_zeros(2, len(pairs), *x.shape)
+    d_ahead, d_behind = x.new_zeros(2, *x.shape)
+    for degree in range(degrees - 1, -1, -1):
+        twice = 2.0 if degree else 1.0
+        if slope:
+            d_behind.neg_().add_(ahead[0], alpha=twice)
+            d_behind.addcmul_(x, d_ahead, value=twice)
+            d_ahead, d_behind = d_behind, d_ahead
+        torch.sub(terms[:, degree], behind, out=behind)
+        behind.addcmul_(x, ahead, value=twice)
+        ahead, behind = behind, ahead
+    first, *others = ahead
+    return [first, d_ahead, *others] if slope else [first, *others]
 
 # %% ../nbs/150_exact_marginal.ipynb #425616b6
 _TABLES = ((32, 14, 14), (64, 22, 22))  # nodes in t, log kappa1, log kappa2
@@ -379,6 +320,7 @@ def _table(
 def _tabulated(
     t: Tensor,  # float32 (rows, columns), within [-1, 1]
     kappas: list[Tensor],  # kappa_pos, kappa1, kappa2: each (rows or 1, columns or 1)
+    ranges: list[tuple[float, float]],  # the smallest and largest of each
     dim: int,
     tolerance: float,
     slopes: list[bool],
@@ -400,8 +342,8 @@ def _tabulated(
     ):
         return None
     smallest, largest = (
-        min(float(k1.min()), float(k2.min())),
-        max(float(k1.max()), float(k2.max())),
+        min(low for low, _ in ranges[1:]),
+        max(high for _, high in ranges[1:]),
     )
     if not 1 <= smallest <= largest < DIRAC:
         return None
@@ -411,7 +353,7 @@ def _tabulated(
     )
     if (
         high - low > _WIDEST
-        or (found := _table(low, high, float(k_pos), dim, tolerance)) is None
+        or (found := _table(low, high, ranges[0][0], dim, tolerance)) is None
     ):
         return None
     dtype = (
@@ -539,58 +481,193 @@ def _replace(
                 target[row[chunk], column[chunk]] = new
 
 # %% ../nbs/150_exact_marginal.ipynb #68bd3ee1
-class _LogMarginal(torch.autograd.Function):
-    """log(S h) with its derivatives worked out in the forward pass, one matrix per
-    input that wants one."""
+def _mapped_pairs(
+    dims: tuple[Any, ...],  # the mapped dimension of each tensor, None without
+    tensors: tuple[Tensor, ...],  # each (rows or 1, columns or 1) without it
+) -> tuple[list[Tensor], torch.Size]:  # each (maps x rows, columns); the shape before
+    """Pairs under vmap are more pairs; a single number stays one."""
+    moved = [
+        x[None] if d is None else x.movedim(d, 0)
+        for x, d in zip(tensors, dims, strict=True)
+    ]
+    shape = torch.broadcast_shapes(*(x.shape for x in moved))
+    flat = [x[0] if x.numel() == 1 else x.expand(shape).flatten(0, 1) for x in moved]
+    flat[0] = flat[0].expand(math.prod(shape[:2]), shape[2])
+    return flat, shape
+
+
+class _Memory:
+    """Second derivatives that many rows of a Hessian ask for, one after another."""
+
+    found: Tensor | None = None
+
+
+class _Curvature(torch.autograd.Function):
+    """The second derivatives of log(S h) in cos, kappa_pos, kappa1 and kappa2, (rows,
+    columns, 4, 4); a third one is refused."""
+
+    @staticmethod
+    def forward(dim: int, memory: _Memory, cos: Tensor, *kappas: Tensor) -> Tensor:
+        if memory.found is None:
+            t = cos.double().clamp(-1, 1).flatten()
+            pairs = torch.stack([k.double().expand(cos.shape) for k in kappas])
+            found = marginal_curvature(t, pairs.flatten(1), dim).to(cos.dtype)
+            memory.found = found.movedim(-1, 0).unflatten(0, cos.shape)
+        return memory.found.view_as(memory.found)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError(
+            "log_marginal can be differentiated twice: detach the second derivative"
+        )
+
+    jvp = backward
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[Any, ...], dim: int, memory: _Memory, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        pairs, shape = _mapped_pairs(dims[2:], tensors)
+        return _Curvature.apply(dim, _Memory(), *pairs).unflatten(0, shape[:2]), 0
+
+# %% ../nbs/150_exact_marginal.ipynb #364bb6ae
+class _Slopes(torch.autograd.Function):
+    """First derivatives of log(S h) as they were found, in those of its inputs that are
+    wanted; their own derivatives come from the curvature."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        cos: Tensor,
-        kappa_pos: Tensor,
-        kappa1: Tensor,
-        kappa2: Tensor,
-        dim: int,
-        wanted: list[bool],
-    ) -> Tensor:
-        inputs = (cos, kappa_pos, kappa1, kappa2)
-        t, *kappas = (x.detach() for x in inputs)
-        t, tolerance = t.clamp(-1, 1), 1e-9 if cos.dtype == torch.float64 else 2e-5
+        dim: int, wanted: tuple[bool, ...], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        return tuple(s.expand(tensors[0].shape).clone() for s in tensors[4:])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.dim, wanted, *tensors = inputs
+        ctx.places, ctx.memory = [i for i in range(4) if wanted[i]], _Memory()
+        ctx.save_for_backward(*tensors[:4])
+        ctx.save_for_forward(*tensors[:4])
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        inputs, given = ctx.saved_tensors, zip(grads, ctx.places, strict=True)
+        asked = [(grad, i) for grad, i in given if grad is not None]
+        if not asked:
+            return (None,) * (6 + len(grads))
+        bend = _Curvature.apply(ctx.dim, ctx.memory, *inputs)
+        by = [
+            torch.stack([grad * bend[..., i, j] for grad, i in asked]) for j in range(4)
+        ]
+        sums = [b.sum(0).sum_to_size(x.shape) for b, x in zip(by, inputs, strict=True)]
+        return (None, None, *sums, *[None] * len(grads))
+
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], *moves: Any) -> tuple[Tensor, ...]:
+        bend = _Curvature.apply(ctx.dim, ctx.memory, *saved)
+        given = [(j, move) for j, move in enumerate(moves[2:6]) if move is not None]
+        return tuple(
+            torch.stack([move * bend[..., i, j] for j, move in given]).sum(0)
+            for i in ctx.places
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, dim: int, wanted: tuple[bool, ...], *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], int]:
+        pairs, shape = _mapped_pairs(dims[2:], tensors)
+        found = _Slopes.apply(dim, wanted, *pairs)
+        return tuple(x.reshape(shape) for x in found), 0
+
+# %% ../nbs/150_exact_marginal.ipynb #69c6c4df
+class _LogMarginal(torch.autograd.Function):
+    """log(S h), with the wanted derivatives worked out in the same pass, one matrix
+    each."""
+
+    @staticmethod
+    def forward(
+        dim: int, slack: float, wanted: tuple[bool, ...], cos: Tensor, *kappas: Tensor
+    ) -> tuple[Tensor, ...]:
+        ranges = _check_values(cos, kappas, slack)
+        t, tolerance = cos.clamp(-1, 1), 1e-9 if cos.dtype == torch.float64 else 2e-5
         found = (
-            _tabulated(t, kappas, dim, tolerance, wanted)
+            _tabulated(t, list(kappas), ranges, dim, tolerance, list(wanted))
             if cos.dtype == torch.float32
             else None
         )
         if found is None:
+            exact = [k.double() for k in kappas]
             found = _log_marginal_and_slopes(
-                t.double(), [k.double() for k in kappas], dim, tolerance, wanted
+                t.double(), exact, dim, tolerance, list(wanted)
             )
-        value, *slopes = found
-        ctx.wanted, ctx.shapes = wanted, [x.shape for x in inputs]
-        ctx.save_for_backward(*inputs, *(s.to(cos.dtype) for s in slopes))
-        return value.to(cos.dtype)
+        return tuple(x.to(cos.dtype) for x in found)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors[:4]
-        slopes = iter(
-            differentiable_once("log_marginal is", slope, *inputs)
-            for slope in ctx.saved_tensors[4:]
-        )
-        wanted = zip(ctx.wanted, ctx.shapes, strict=True)
-        grads = [
-            (grad * next(slopes)).sum_to_size(shape) if want else None
-            for want, shape in wanted
+    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+        ctx.dim, ctx.slack, ctx.wanted, *tensors = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *output[1:])
+        ctx.save_for_forward(*tensors, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * 7
+        saved, needed = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        slopes = _first_slopes(ctx, saved, needed, torch.is_grad_enabled())
+        by = [
+            (grad * slope).sum_to_size(x.shape) if slope is not None and need else None
+            for x, slope, need in zip(saved[:4], slopes, needed, strict=True)
         ]
-        return (*grads, None, None)
+        return (None, None, None, *by)
+
+    @forward_rule
+    def jvp(ctx: Any, saved: list[Tensor], *moves: Any) -> tuple[Tensor | None, ...]:
+        moves = moves[3:]
+        slopes = _first_slopes(ctx, saved, [m is not None for m in moves], True)
+        given = zip(moves, slopes, strict=True)
+        parts = [move * slope for move, slope in given if move is not None]
+        return (torch.stack(parts).sum(0), *[None] * sum(ctx.wanted))
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, dim: int, slack: float, wanted: Any, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], int]:
+        pairs, shape = _mapped_pairs(dims[3:], tensors)
+        found = _LogMarginal.apply(dim, slack, wanted, *pairs)
+        return tuple(x.reshape(shape) for x in found), 0
+
+
+def _first_slopes(
+    ctx: Any,
+    saved: Sequence[Tensor],  # cos, kappa_pos, kappa1, kappa2, and the slopes wanted
+    needed: Sequence[bool],  # in which of the four
+    again: bool,  # whether they may be differentiated in their turn
+) -> list[Tensor | None]:  # None where neither wanted nor needed
+    """The first derivatives, with those that no one announced: an outer transform of
+    torch.func can hide that it will ask."""
+    inputs, slopes, wanted = saved[:4], saved[4:], ctx.wanted
+    if any(need and not want for need, want in zip(needed, wanted, strict=True)):
+        wanted = (True,) * 4
+        _, *slopes = _LogMarginal.apply(ctx.dim, ctx.slack, wanted, *inputs)
+    if again:
+        slopes = _Slopes.apply(ctx.dim, wanted, *inputs, *slopes)
+    each = iter(slopes)
+    return [next(each) if want else None for want in wanted]
 
 # %% ../nbs/150_exact_marginal.ipynb #0d8972e6
 def _check_inputs(
     cos: Tensor,
     kappas: dict[str, Tensor | float],
     dim: int,
-) -> list[Tensor]:  # cos and the concentrations, in one dtype and on one device
-    """Refuse what has no answer, naming the argument and the fix."""
+) -> tuple[list[Tensor], float]:  # cos and the concentrations, and the slack of cos
+    """Refuse what is of the wrong type, naming the argument and the fix; all in one
+    dtype and on one device."""
     if not isinstance(dim, int) or not 2 <= dim < 2**31:
         raise ValueError(
             "dim must be an integer of at least 2 (vectors of S^(dim-1)) and below "
@@ -615,22 +692,33 @@ def _check_inputs(
                 f"{name} must be a floating-point tensor or a number, not "
                 f"{kappa.dtype}: use .float()"
             )
-        if not bool((kappa >= 0).all()):
-            raise ValueError(
-                f"{name} must be at least 0 and not NaN; put the network's output "
-                "through exp or softplus"
-            )
         tensors.append(kappa)
     dtype = (
         torch.float64 if any(x.dtype == torch.float64 for x in tensors) else cos.dtype
     )
     slack = {torch.float64: 1e-9, torch.float32: 1e-5}.get(cos.dtype, 1e-2)
-    if not bool((cos.abs() <= 1 + slack).all()):
+    return [x.to(dtype) for x in tensors], slack
+
+
+def _check_values(
+    cos: Tensor, kappas: Sequence[Tensor], slack: float
+) -> list[tuple[float, float]]:  # the smallest and largest of each concentration
+    """Refuse what has no answer; all bounds come to the host in one read."""
+    bounds = [cos.abs().amax(), *(b for k in kappas for b in k.aminmax())]
+    widest, *ends = torch.stack(bounds).tolist()
+    ranges = list(zip(ends[::2], ends[1::2], strict=True))
+    for name, (low, _) in zip(("kappa_pos", "kappa1", "kappa2"), ranges, strict=True):
+        if not low >= 0:
+            raise ValueError(
+                f"{name} must be at least 0 and not NaN; take the length of the "
+                "network's output vector (pcl.encoders.NormEncoder)"
+            )
+    if not widest <= 1 + slack:
         raise ValueError(
             f"cos must lie in [-1, 1] up to {slack:g}, and not be NaN; normalise the "
             "vectors first"
         )
-    return [x.to(dtype) for x in tensors]
+    return ranges
 
 
 @keep_eager
@@ -644,8 +732,28 @@ def log_marginal(
     dim: int,  # ambient dimension D
 ) -> Tensor:  # log(S h), the broadcast shape
     """Log density ratio that two observations are a positive pair, their latents
-    integrated out."""
-    inputs = _check_inputs(
+    integrated out.
+
+    Args:
+        cos (Tensor): cosine between the two means, any shape
+        kappa1 (Tensor): concentration of the first posterior, broadcasts against cos;
+            inf is a point mass
+        kappa2 (Tensor): concentration of the second posterior, the same; (B, 1) and (1,
+            B') for all pairs
+        kappa_pos (Tensor | float): concentration of the positives around their latent
+        dim (int): ambient dimension D
+
+    Returns:
+        Tensor: log(S h), the broadcast shape
+
+    Example:
+        >>> import torch, pcl
+        >>> cos, kappa = torch.tensor([1.0, 0.0, -1.0]), torch.tensor(10.0)
+        >>> ratio = pcl.log_marginal(cos, kappa, kappa, kappa_pos=20.0, dim=8)
+        >>> bool((ratio.diff() < 0).all())  # the further apart, the less likely a pair
+        True
+    """
+    inputs, slack = _check_inputs(
         cos, {"kappa1": kappa1, "kappa2": kappa2, "kappa_pos": kappa_pos}, dim
     )
     try:
@@ -665,5 +773,9 @@ def log_marginal(
             for x in inputs
         ]
     t, k1, k2, kp = (x.reshape((1,) * (2 - x.dim()) + x.shape) for x in inputs)
-    wanted = [torch.is_grad_enabled() and x.requires_grad for x in (t, kp, k1, k2)]
-    return _LogMarginal.apply(t, kp, k1, k2, dim, wanted).reshape(shape)
+    wanted = tuple(
+        (torch.is_grad_enabled() and x.requires_grad)
+        or forward_ad.unpack_dual(x).tangent is not None
+        for x in (t, kp, k1, k2)
+    )
+    return _LogMarginal.apply(dim, slack, wanted, t, kp, k1, k2)[0].reshape(shape)

@@ -14,7 +14,12 @@ def as_vector(
     name: str,  # of the argument, for the message
     values: Tensor | np.ndarray,
 ) -> np.ndarray:
-    """A flat float array without NaN, or an error that names the argument."""
+    """A flat float array without NaN, or an error that names the argument.
+
+    Args:
+        name (str): of the argument, for the message
+        values (Tensor | np.ndarray)
+    """
     array = (
         values.detach().cpu().numpy()
         if isinstance(values, Tensor)
@@ -103,9 +108,22 @@ def _double_ranks(values: np.ndarray) -> np.ndarray:
     return ranks
 
 # %% ../nbs/320_metrics.ipynb #c01f000a
-def spearman(a: Tensor | np.ndarray, b: Tensor | np.ndarray) -> float:
+def spearman(
+    a: Tensor | np.ndarray,  # (n,)
+    b: Tensor | np.ndarray,  # (n,)
+) -> float:
     """Spearman's rank correlation, ties averaged; NaN if either argument is
-    constant."""
+    constant.
+
+    Args:
+        a (Tensor | np.ndarray): (n,)
+        b (Tensor | np.ndarray): (n,)
+
+    Example:
+        >>> import torch, pcl
+        >>> pcl.spearman(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([3.0, 5.0, 6.0]))
+        1.0
+    """
     left, right = _same_length(a, b, least=2)
     x, y = _double_ranks(left), _double_ranks(right)
     centre = len(x) - 1  # the mean of twice the ranks 0 .. n-1
@@ -125,7 +143,12 @@ def pair_cosines(
     mu: Tensor,  # directions, shape (n, D)
     block: int = 512,  # rows multiplied at a time
 ) -> np.ndarray:
-    """The cosines of all n(n-1)/2 pairs, row by row above the diagonal."""
+    """The cosines of all n(n-1)/2 pairs, row by row above the diagonal.
+
+    Args:
+        mu (Tensor): directions, shape (n, D)
+        block (int): rows multiplied at a time
+    """
     if mu.ndim != 2 or mu.shape[0] < 2:
         raise ValueError(
             f"mu must have shape (n, D) with n at least 2, got {tuple(mu.shape)}"
@@ -151,7 +174,15 @@ def recovery(
     n_paired: int | None = None,  # the first so many are compared in pairs; None: all
 ) -> dict[str, float]:
     """The paper's four numbers, and beside them mean absolute errors and the median of
-    the found concentrations."""
+    the found concentrations.
+
+    Args:
+        mu (Tensor): true directions, shape (n, D)
+        kappa (Tensor): true concentrations, shape (n,)
+        mu_hat (Tensor): found directions, shape (n, D'); D' may differ
+        kappa_hat (Tensor): found concentrations, shape (n,)
+        n_paired (int | None): the first so many are compared in pairs; None: all
+    """
     if mu.shape[0] != mu_hat.shape[0]:
         raise ValueError(
             f"mu and mu_hat must describe the same inputs, got {mu.shape[0]} and "
@@ -181,7 +212,15 @@ def mean_abs_cosine(
     loc: Tensor,  # the modes, shape (..., D)
 ) -> Tensor:  # shape (...)
     """Mean |cosine| between the samples and the mode: a spread that every family of
-    posteriors has."""
+    posteriors has.
+
+    Args:
+        samples (Tensor): unit vectors, shape (n_samples, ..., D)
+        loc (Tensor): the modes, shape (..., D)
+
+    Returns:
+        Tensor: shape (...)
+    """
     if samples.shape[-1] != loc.shape[-1]:
         raise ValueError(
             f"samples and loc must share their last dimension, got {samples.shape[-1]} "
@@ -224,7 +263,15 @@ def linear_identifiability(
     z: Tensor | np.ndarray,  # true latents, (n, D)
     found: Tensor | np.ndarray,  # what an encoder says, (n, D')
 ) -> np.ndarray:  # (D,)
-    """R2 of each true coordinate, regressed on all found ones and a constant."""
+    """R2 of each true coordinate, regressed on all found ones and a constant.
+
+    Args:
+        z (Tensor | np.ndarray): true latents, (n, D)
+        found (Tensor | np.ndarray): what an encoder says, (n, D')
+
+    Returns:
+        np.ndarray: (D,)
+    """
     left, right = _same_rows(z, found)
     design = np.column_stack([right, np.ones(len(right))])
     residual = left - design @ np.linalg.lstsq(design, left, rcond=None)[0]
@@ -236,7 +283,12 @@ def permutation_score(
     found: Tensor | np.ndarray,  # what an encoder says, (n, D)
 ) -> float:
     """Mean absolute correlation of true and found coordinates under the best matching
-    of the two: MCC."""
+    of the two: MCC.
+
+    Args:
+        z (Tensor | np.ndarray): true latents, (n, D)
+        found (Tensor | np.ndarray): what an encoder says, (n, D)
+    """
     from scipy.optimize import linear_sum_assignment
 
     left, right = _same_rows(z, found)
@@ -264,7 +316,17 @@ def as_classes(
     n: int,  # items
     device: torch.device,
 ) -> Tensor:  # (n,), on the device
-    """n whole numbers, or an error that names the argument."""
+    """n whole numbers, or an error that names the argument.
+
+    Args:
+        name (str): of the argument, for the message
+        labels (Tensor | np.ndarray)
+        n (int): items
+        device (torch.device)
+
+    Returns:
+        Tensor: (n,), on the device
+    """
     try:
         tensor = torch.as_tensor(labels)
     except (TypeError, ValueError) as error:
@@ -294,7 +356,20 @@ def hits_at_k(
     database_labels: Tensor | np.ndarray | None = None,  # (m,)
     skip: Tensor | None = None,  # as in `nearest`
 ) -> Tensor:  # (n,), bool
-    """Whether each query finds its own class among its k nearest items."""
+    """Whether each query finds its own class among its k nearest items.
+
+    Args:
+        embeddings (Tensor | np.ndarray): (n, D), the queries
+        labels (Tensor | np.ndarray): (n,), their classes
+        k (int)
+        database (Tensor | np.ndarray | None): (m, D); None: the queries, each without
+            itself
+        database_labels (Tensor | np.ndarray | None): (m,)
+        skip (Tensor | None): as in `nearest`
+
+    Returns:
+        Tensor: (n,), bool
+    """
     if (database is None) != (database_labels is None):
         raise ValueError(
             "database and database_labels go together: give both or neither"
@@ -315,7 +390,22 @@ def recall_at_k(
     database: Tensor | np.ndarray | None = None,
     database_labels: Tensor | np.ndarray | None = None,  # (m,)
 ) -> float:
-    """The share of queries that find their own class among their k nearest items."""
+    """The share of queries that find their own class among their k nearest items.
+
+    Args:
+        embeddings (Tensor | np.ndarray): (n, D), the queries
+        labels (Tensor | np.ndarray): (n,), their classes
+        k (int)
+        database (Tensor | np.ndarray | None): (m, D); None: the queries, each without
+            itself
+        database_labels (Tensor | np.ndarray | None): (m,)
+
+    Example:
+        >>> import torch, pcl
+        >>> labels = torch.arange(40) % 4
+        >>> pcl.recall_at_k(torch.eye(4)[labels], labels)
+        1.0
+    """
     return float(
         hits_at_k(embeddings, labels, k, database, database_labels).double().mean()
     )
@@ -348,7 +438,19 @@ def r_auroc(
     correct: Tensor | np.ndarray,  # (n,), whether Recall@1 was a hit
 ) -> float:
     """Probability that a right answer had more certainty than a wrong one, ties as
-    half."""
+    half.
+
+    Args:
+        certainty (Tensor | np.ndarray): (n,), higher is more certain; kappa, or minus
+            an uncertainty
+        correct (Tensor | np.ndarray): (n,), whether Recall@1 was a hit
+
+    Example:
+        >>> import torch, pcl
+        >>> certainty, correct = torch.tensor([3.0, 1.0, 2.0]), torch.tensor([1, 0, 1])
+        >>> pcl.r_auroc(certainty, correct)
+        1.0
+    """
     score, outcome = _outcomes(certainty, correct)
     n_right = int(outcome.sum())
     n_wrong = len(outcome) - n_right
@@ -382,7 +484,23 @@ def rejection_curve(
     fractions: Tensor | np.ndarray | None = None,
 ) -> np.ndarray:  # like fractions
     """Share of right answers among the rest, after rejecting each fraction of least
-    certain queries."""
+    certain queries.
+
+    Args:
+        certainty (Tensor | np.ndarray): (n,), higher is more certain
+        correct (Tensor | np.ndarray): (n,)
+        fractions (Tensor | np.ndarray | None): shares rejected, in [0, 1); default 0,
+            0.05, ..., 0.95
+
+    Returns:
+        np.ndarray: like fractions
+
+    Example:
+        >>> import numpy as np, pcl
+        >>> certainty, correct = np.array([1.0, 2.0, 3.0, 4.0]), np.array([0, 1, 0, 1])
+        >>> pcl.rejection_curve(certainty, correct, np.array([0.0, 0.5, 0.75]))
+        array([0.5, 0.5, 1. ])
+    """
     score, outcome = _outcomes(certainty, correct)
     shares = (
         np.arange(20) / 20
@@ -405,7 +523,12 @@ def rejection_area(
     correct: Tensor | np.ndarray,  # (n,)
 ) -> float:
     """AURC: the error rate among the m most certain, averaged over m = 1 ... n; lower
-    is better."""
+    is better.
+
+    Args:
+        certainty (Tensor | np.ndarray): (n,), higher is more certain
+        correct (Tensor | np.ndarray): (n,)
+    """
     score, outcome = _outcomes(certainty, correct)
     return float(
         np.mean(_wrong_among_top(score, outcome)[1:] / np.arange(1, len(score) + 1))
@@ -415,7 +538,14 @@ def rejection_area(
 def annotator_entropy(
     probs: Tensor | np.ndarray,  # (..., C), shares of the annotators, adding to 1
 ) -> Tensor:  # (...), in nats, double precision
-    """Entropy of human labels; the same to the last bit for shares in another order."""
+    """Entropy of human labels; the same to the last bit for shares in another order.
+
+    Args:
+        probs (Tensor | np.ndarray): (..., C), shares of the annotators, adding to 1
+
+    Returns:
+        Tensor: (...), in nats, double precision
+    """
     shares = torch.as_tensor(probs)
     if not shares.is_floating_point():
         raise TypeError(
@@ -442,7 +572,12 @@ def entropy_correlation(
     probs: Tensor | np.ndarray,  # (n, C), shares of the annotators
 ) -> float:
     """Spearman of certainty with negative annotator entropy: positive is good; NaN if
-    either is constant."""
+    either is constant.
+
+    Args:
+        certainty (Tensor | np.ndarray): (n,), higher is more certain
+        probs (Tensor | np.ndarray): (n, C), shares of the annotators
+    """
     entropy = annotator_entropy(probs)
     score = as_vector("certainty", certainty)
     if entropy.shape != (len(score),):

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['Posterior', 'Modes', 'MixtureOfVMF', 'parameters_of', 'from_parameters', 'mapped', 'joined', 'as_mixture',
-           'mixed_score', 'log_marginal_between']
+           'draw_together', 'mixed_score', 'log_marginal_between']
 
 # %% ../nbs/155_mixtures.ipynb #81cf74ef
+#| code-fold: true
 """Mixtures of von Mises-Fisher distributions, and the exact pair ratio between them."""
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +19,8 @@ from torch.distributions import Distribution, constraints
 
 from .bessel import keep_eager
 from .marginal import log_marginal
-from .vmf import VonMisesFisher, check_points, unit_vector
+from .polar import stream_version
+from .vmf import VonMisesFisher, check_points, holds, unit_vector
 
 # %% ../nbs/155_mixtures.ipynb #7ebd1540
 def _log_weights(
@@ -35,20 +37,26 @@ def _log_weights(
         raise TypeError(f"{name} must be a floating-point tensor: use {name}.float()")
     given = given.to(like)
     if logits is None:
-        if values and not bool(((given >= 0) & given.isfinite()).all()):
+        if values and not holds((given >= 0) & given.isfinite()):
             raise ValueError("weights must be finite and not negative: clamp them")
         given = torch.where(
             given > 0, torch.where(given > 0, given, 1).log(), -math.inf
         )
-    if values and not bool((given < math.inf).all()):  # refuses NaN as well
+    if values and not holds(given < math.inf):  # refuses NaN as well
         raise ValueError("logits must be below infinity and not NaN")
-    if values and not bool((given > -math.inf).any(-1).all()):
+    if values and not holds((given > -math.inf).any(-1)):
         raise ValueError(f"{name} leave a mixture empty: one weight must be positive")
     return torch.log_softmax(given, -1)
 
 # %% ../nbs/155_mixtures.ipynb #4d8b8e1e
 class Modes(NamedTuple):
-    """What the components climb to, highest first."""
+    """What the components climb to, highest first.
+
+    Args:
+        loc (Tensor): (..., J, D), unit vectors
+        log_prob (Tensor): (..., J)
+        distinct (Tensor): (..., J), False where a higher entry is the same mode
+    """
 
     loc: Tensor  # (..., J, D), unit vectors
     log_prob: Tensor  # (..., J)
@@ -56,7 +64,25 @@ class Modes(NamedTuple):
 
 
 class MixtureOfVMF(Distribution):
-    """Finitely many von Mises-Fisher distributions on one sphere, with weights."""
+    """Finitely many von Mises-Fisher distributions on one sphere, with weights.
+
+    Args:
+        loc (Tensor): unit vectors (..., J, D)
+        concentration (Tensor | float): finite and not negative, broadcast against (...,
+            J)
+        weights (Tensor | None): not negative, (..., J); normalised here
+        logits (Tensor | None): or their logarithms up to a constant
+        validate_args (bool | None): None follows torch.distributions
+
+    Example:
+        >>> import torch, pcl
+        >>> ends = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
+        >>> q = pcl.MixtureOfVMF(ends, 20.0, torch.tensor([0.7, 0.3]))
+        >>> q.sample((5,)).shape
+        torch.Size([5, 3])
+        >>> bool(q.log_prob(ends[0]) > q.log_prob(torch.tensor([1.0, 0.0, 0.0])))
+        True
+    """
 
     arg_constraints = {  # noqa: RUF012
         "loc": constraints.independent(unit_vector, 1),
@@ -74,6 +100,7 @@ class MixtureOfVMF(Distribution):
         logits: Tensor | None = None,  # or their logarithms up to a constant
         validate_args: bool | None = None,  # None follows torch.distributions
     ) -> None:
+        """The class lists the parameters."""
         check = Distribution._validate_args if validate_args is None else validate_args
         parts = VonMisesFisher(loc, concentration, validate_args=check)
         if len(parts.batch_shape) == 0 or parts.batch_shape[-1] == 0:
@@ -81,7 +108,7 @@ class MixtureOfVMF(Distribution):
                 "loc must have shape (..., J, D) with one component or more, not "
                 f"{tuple(loc.shape)}"
             )
-        if check and bool(parts.concentration.isinf().any()):
+        if check and not holds(~parts.concentration.isinf()):
             raise ValueError(
                 "concentration must be finite: a mixture with a point has no density"
             )
@@ -161,7 +188,14 @@ class MixtureOfVMF(Distribution):
         self,
         value: Tensor,  # unit vectors (..., D)
     ) -> Tensor:  # (..., J)
-        """log of weight times density, for every component."""
+        """log of weight times density, for every component.
+
+        Args:
+            value (Tensor): unit vectors (..., D)
+
+        Returns:
+            Tensor: (..., J)
+        """
         if self._validate_args:
             check_points(value, self.dim, self.batch_shape)
         return self._by_component(value)
@@ -174,7 +208,11 @@ class MixtureOfVMF(Distribution):
         self,
         value: Tensor,  # unit vectors (..., D)
     ) -> Tensor:
-        """log density with respect to the surface measure of the sphere."""
+        """log density with respect to the surface measure of the sphere.
+
+        Args:
+            value (Tensor): unit vectors (..., D)
+        """
         return torch.logsumexp(self.component_log_prob(value), -1)
 
     @keep_eager
@@ -183,7 +221,15 @@ class MixtureOfVMF(Distribution):
         sample_shape: Any = (),  # shape of the set of draws
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:  # (*sample_shape, *batch_shape, D)
-        """Exact draws: a component by its weight, then a point of it."""
+        """Exact draws: a component by its weight, then a point of it.
+
+        Args:
+            sample_shape (Any): shape of the set of draws
+            generator (torch.Generator | None): for reproducible draws
+
+        Returns:
+            Tensor: (*sample_shape, *batch_shape, D)
+        """
         shape = self._extended_shape(torch.Size(sample_shape))
         n = math.prod(torch.Size(sample_shape))
         with torch.no_grad():
@@ -207,7 +253,12 @@ class MixtureOfVMF(Distribution):
         n_steps: int = 1000,  # of the climb, at most
         merge: float = 0.01,  # angle in radians below which two tops are one
     ) -> Modes:
-        """Where the components climb to, each from its own direction."""
+        """Where the components climb to, each from its own direction.
+
+        Args:
+            n_steps (int): of the climb, at most
+            merge (float): angle in radians below which two tops are one
+        """
         z, still = self.loc, 4 * torch.finfo(self.loc.dtype).eps
         slope = self.concentration.log().unsqueeze(-2)
         for _ in range(n_steps):
@@ -238,7 +289,12 @@ class MixtureOfVMF(Distribution):
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:
         """-E log p by draws from every component in turn, kept within the exact
-        bounds."""
+        bounds.
+
+        Args:
+            n_samples (int): of each component
+            generator (torch.Generator | None): for reproducible draws
+        """
         z = self.components.rsample((n_samples,), generator=generator)
         log_p = torch.logsumexp(self._by_component(z.movedim(-2, 0)), -1)
         w = self.weights
@@ -255,7 +311,16 @@ class MixtureOfVMF(Distribution):
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:  # (...)
         """The c for which {z : log p(z) >= c}, the smallest set of this probability,
-        holds `level` of the mass; by draws."""
+        holds `level` of the mass; by draws.
+
+        Args:
+            level (float): probability inside the set
+            n_samples (int): of which the threshold is a quantile
+            generator (torch.Generator | None): for reproducible draws
+
+        Returns:
+            Tensor: (...)
+        """
         if not 0 <= level <= 1:
             raise ValueError(f"level must lie in [0, 1]: it is a probability; {level}")
         log_p = torch.logsumexp(
@@ -270,7 +335,17 @@ class MixtureOfVMF(Distribution):
         n_samples: int = 10_000,  # of which the threshold is a quantile
         generator: torch.Generator | None = None,  # for reproducible draws
     ) -> Tensor:  # (...), bool
-        """Whether points lie in the smallest set that holds `level` of the mass."""
+        """Whether points lie in the smallest set that holds `level` of the mass.
+
+        Args:
+            value (Tensor): unit vectors (..., D)
+            level (float): probability inside the set
+            n_samples (int): of which the threshold is a quantile
+            generator (torch.Generator | None): for reproducible draws
+
+        Returns:
+            Tensor: (...), bool
+        """
         return self.log_prob(value) >= self.credible_log_prob(
             level, n_samples, generator
         )
@@ -282,7 +357,11 @@ Posterior = VonMisesFisher | MixtureOfVMF
 def parameters_of(
     q: Posterior,
 ) -> tuple[Tensor, ...]:  # each with the batch's axes first
-    """Directions and concentrations, and log weights of a mixture."""
+    """Directions and concentrations, and log weights of a mixture.
+
+    Returns:
+        tuple[Tensor, ...]: each with the batch's axes first
+    """
     if isinstance(q, MixtureOfVMF):
         return q.loc, q.concentration, q.log_weights
     return q.loc, q.concentration.expand(q.batch_shape)
@@ -291,7 +370,11 @@ def parameters_of(
 def from_parameters(
     *parts: Tensor,  # as of `parameters_of`
 ) -> Posterior:
-    """The posteriors that have these parameters, unchecked."""
+    """The posteriors that have these parameters, unchecked.
+
+    Args:
+        *parts (Tensor): as of `parameters_of`
+    """
     if len(parts) == 2:
         return VonMisesFisher(parts[0], parts[1], validate_args=False)
     loc, kappa, logits = parts
@@ -303,7 +386,12 @@ def mapped(
     change: Callable[[Tensor], Tensor],  # of the batch's axes, which come first
 ) -> Posterior:
     """The same kind of posteriors, each parameter changed: `mapped(q, lambda t: t[:8])`
-    has the first eight."""
+    has the first eight.
+
+    Args:
+        q (Posterior)
+        change (Callable[[Tensor], Tensor]): of the batch's axes, which come first
+    """
     return from_parameters(*(change(part) for part in parameters_of(q)))
 
 
@@ -311,7 +399,12 @@ def joined(
     posteriors: Sequence[Posterior],  # of one kind
     dim: int = 0,  # along which axis of the batch
 ) -> Posterior:
-    """Several batches of posteriors as one."""
+    """Several batches of posteriors as one.
+
+    Args:
+        posteriors (Sequence[Posterior]): of one kind
+        dim (int): along which axis of the batch
+    """
     several = zip(*(parameters_of(q) for q in posteriors), strict=True)
     return from_parameters(*(torch.cat(parts, dim) for parts in several))
 
@@ -325,6 +418,35 @@ def as_mixture(q: Posterior) -> MixtureOfVMF:
         q.loc.unsqueeze(-2), kappa, logits=torch.zeros_like(kappa), validate_args=False
     )
 
+# %% ../nbs/155_mixtures.ipynb #70ge7he1
+def draw_together(
+    posteriors: Sequence[VonMisesFisher],  # batches of any shape
+    n_samples: int,  # K
+    generator: torch.Generator | None = None,  # for reproducible draws
+) -> tuple[Tensor, ...]:  # (K, B, D) of each, its batch flattened
+    """Reparameterised draws from several batches, in one go since the second random
+    stream.
+
+    Args:
+        posteriors (Sequence[VonMisesFisher]): batches of any shape
+        n_samples (int): K
+        generator (torch.Generator | None): for reproducible draws
+
+    Returns:
+        tuple[Tensor, ...]: (K, B, D) of each, its batch flattened
+    """
+    if stream_version() == 1 or any(type(q) is not VonMisesFisher for q in posteriors):
+        drawn = [q.rsample((n_samples,), generator=generator) for q in posteriors]
+        return tuple(z.flatten(1, -2) for z in drawn)
+    flat = [
+        from_parameters(q.loc.flatten(0, -2), q.concentration.flatten())
+        for q in posteriors
+    ]
+    whole = joined(flat)
+    assert isinstance(whole, VonMisesFisher)
+    z = whole.rsample((n_samples,), generator=generator)
+    return z.split([len(q.loc) for q in flat], 1)
+
 # %% ../nbs/155_mixtures.ipynb #386be1a4
 def mixed_score(
     # log of something bilinear: of cosines, two concentrations and the dimension
@@ -332,7 +454,17 @@ def mixed_score(
     p: Posterior,
     q: Posterior,  # its batch broadcasts against that of p
 ) -> Tensor:  # the broadcast batch shape
-    """log of the sum over all pairs of components, by their weights."""
+    """log of the sum over all pairs of components, by their weights.
+
+    Args:
+        score (Callable[[Tensor, Tensor, Tensor, int], Tensor]): log of something
+            bilinear: of cosines, two concentrations and the dimension
+        p (Posterior)
+        q (Posterior): its batch broadcasts against that of p
+
+    Returns:
+        Tensor: the broadcast batch shape
+    """
     a, b = as_mixture(p), as_mixture(q)
     if a.dim != b.dim:
         raise ValueError(f"p has dimension {a.dim} and q has {b.dim}: use one encoder")
@@ -359,7 +491,16 @@ def log_marginal_between(
     kappa_pos: Tensor | float,  # concentration of the positives around their latent
 ) -> Tensor:  # log(S h), the broadcast batch shape
     """Log density ratio that two observations are a positive pair, for posteriors with
-    one mode or several."""
+    one mode or several.
+
+    Args:
+        p (Posterior)
+        q (Posterior): its batch broadcasts against that of p
+        kappa_pos (Tensor | float): concentration of the positives around their latent
+
+    Returns:
+        Tensor: log(S h), the broadcast batch shape
+    """
     return mixed_score(
         lambda cos, k1, k2, dim: log_marginal(cos, k1, k2, kappa_pos, dim), p, q
     )

@@ -18,7 +18,13 @@ class UsageError(ValueError):
 
 
 class UnknownName(UsageError):
-    """A name that is not known; the message offers the nearest one that is."""
+    """A name that is not known; the message offers the nearest one that is.
+
+    Args:
+        kind (str): what the name should have been: experiment, row, preset, ...
+        name (str)
+        known (Iterable[str])
+    """
 
     def __init__(
         self,
@@ -26,8 +32,9 @@ class UnknownName(UsageError):
         name: str,
         known: Iterable[str],
     ):
+        """The class lists the parameters."""
         known = list(known)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         listed = f"known are {', '.join(known) or 'none'}"
         hint = f"did you mean {near[0]!r}?" if near else listed
         super().__init__(f"unknown {kind} {name!r}: {hint}")
@@ -49,7 +56,13 @@ def check_keys(
     given: Iterable[str],
     known: Iterable[str],
 ) -> None:
-    """Refuse the first key that is not known, and offer the nearest."""
+    """Refuse the first key that is not known, and offer the nearest.
+
+    Args:
+        kind (str): what the keys are, for the message
+        given (Iterable[str])
+        known (Iterable[str])
+    """
     known = list(known)
     for key in given:
         if key not in known:
@@ -59,7 +72,11 @@ def check_keys(
 def load_all(
     package: str,  # such as pcl.studies
 ) -> list[str]:
-    """Import every module of a package, so that each can register what it holds."""
+    """Import every module of a package, so that each can register what it holds.
+
+    Args:
+        package (str): such as pcl.studies
+    """
     folder = importlib.import_module(package).__path__
     names = sorted(m.name for m in pkgutil.iter_modules(folder, f"{package}."))
     for name in names:

@@ -18,7 +18,15 @@ def as_embeddings(
     name: str,  # of the argument, for the message
     rows: Tensor | np.ndarray,  # (n, D)
 ) -> Tensor:  # (n, D), detached
-    """A matrix of finite, non-zero rows, or an error that names the argument."""
+    """A matrix of finite, non-zero rows, or an error that names the argument.
+
+    Args:
+        name (str): of the argument, for the message
+        rows (Tensor | np.ndarray): (n, D)
+
+    Returns:
+        Tensor: (n, D), detached
+    """
     tensor = torch.as_tensor(rows).detach()
     if not tensor.is_floating_point():
         raise TypeError(
@@ -47,7 +55,15 @@ def unit_rows(
     rows: Tensor,  # (..., D), none of them zero
     dtype: torch.dtype,  # the precision to divide in
 ) -> Tensor:  # (..., D)
-    """The rows as unit vectors; rounded to the precision before they are divided."""
+    """The rows as unit vectors; rounded to the precision before they are divided.
+
+    Args:
+        rows (Tensor): (..., D), none of them zero
+        dtype (torch.dtype): the precision to divide in
+
+    Returns:
+        Tensor: (..., D)
+    """
     return normalize(rows.to(dtype), dim=-1, eps=0)
 
 # %% ../nbs/423_neighbours.ipynb #6bc12234
@@ -55,7 +71,15 @@ def cosine_gaps(
     queries: Tensor,  # (n, D)
     items: Tensor,  # (n, s, D), s items for each query
 ) -> Tensor:  # (n, s), double precision
-    """1 - cosine, with all digits for close pairs."""
+    """1 - cosine, with all digits for close pairs.
+
+    Args:
+        queries (Tensor): (n, D)
+        items (Tensor): (n, s, D), s items for each query
+
+    Returns:
+        Tensor: (n, s), double precision
+    """
     difference = unit_rows(items, torch.float64).sub_(
         unit_rows(queries, torch.float64).unsqueeze(-2)
     )
@@ -113,25 +137,132 @@ def _shortlist(
     )
     return items.gather(1, best), gaps, certain
 
+# %% ../nbs/423_neighbours.ipynb #5c0e7a11
+_GROUP, _ROWS = 64, 256  # items looked at together; queries in one product
+_LARGE = 1 << 20  # cosines from which groups pay off
+
+
+def _maxima(unit: Tensor, items: Tensor | None, skip: Tensor | None) -> Tensor:
+    """The largest cosine of each query (n) to each group of items (n, groups); None
+    searches the queries, each without itself."""
+    other = unit if items is None else items
+    whole = len(other) // _GROUP * _GROUP
+    best = unit.new_full((len(unit), -(-len(other) // _GROUP)), -torch.inf)
+
+    def by_group(product: Tensor, full: int) -> Tensor:
+        parts, rest = [], product[:, full:]
+        if full:
+            parts.append(product[:, :full].unflatten(1, (-1, _GROUP)).amax(-1))
+        if rest.shape[1]:
+            parts.append(rest.amax(1, keepdim=True))
+        return torch.cat(parts, 1)
+
+    for i in range(0, len(unit), _ROWS):
+        rows = slice(i, i + _ROWS)
+        start = 0 if items is not None else min(i, whole)
+        product = unit[rows] @ other[start:].T
+        if items is None:
+            product[:, i - start :].fill_diagonal_(-torch.inf)
+            after = product[:, i - start + _ROWS :]  # these rows come later
+            if after.shape[1]:
+                turned = after.unflatten(0, (-1, _GROUP)).amax(1).T
+                best[i + _ROWS :, i // _GROUP : (i + _ROWS) // _GROUP] = turned
+        elif skip is not None:
+            some = (skip[rows] >= 0).nonzero().squeeze(1)
+            product[some, skip[rows][some]] = -torch.inf
+        best[rows, start // _GROUP :] = by_group(product, whole - start)
+    return best
+
+
+def _candidates(
+    unit: Tensor, other: Tensor, best: Tensor, k: int, slack: float
+) -> tuple[Tensor, Tensor]:
+    """Pairs of query and item that may belong to the k nearest, by rising item for each
+    query; none for queries with too many."""
+    level = best.amax(1) if k == 1 else best.topk(k, dim=1).values[:, -1]
+    level = level - 2 * slack
+    near = best >= level.unsqueeze(1)
+    near &= (near.sum(1) <= k + _SPARE).unsqueeze(1)
+    group, query = near.T.nonzero(as_tuple=True)
+    kinds, counts = group.unique_consecutive(return_counts=True)
+    found = []
+    for g, rows in zip(kinds.tolist(), query.split(counts.tolist()), strict=True):
+        cosines = unit[rows] @ other[g * _GROUP : (g + 1) * _GROUP].T
+        row, item = (cosines >= level[rows].unsqueeze(1)).nonzero(as_tuple=True)
+        found.append(torch.stack([rows[row], item + g * _GROUP]))
+    if not found:
+        return query, query
+    pairs = torch.cat(found, 1)
+    return pairs[0], pairs[1]
+
+
+def _by_groups(
+    queries: Tensor, database: Tensor | None, k: int, skip: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_shortlist`, from the best groups: the k nearest of each row, their gaps, and
+    which rows are certain to be right."""
+    unit = unit_rows(queries, torch.float32)
+    items = None if database is None else unit_rows(database, torch.float32)
+    best = _maxima(unit, items, skip)
+    slack = (queries.shape[1] + 4) * torch.finfo(torch.float32).eps
+    row, item = _candidates(unit, unit if items is None else items, best, k, slack)
+    if database is None or skip is not None:
+        own = torch.arange(len(unit)) if skip is None else skip
+        row, item = (part[item != own[row]] for part in (row, item))
+    count = torch.bincount(row, minlength=len(unit))
+    certain = (count >= k) & (count <= k + _SPARE)
+    row, item = (part[certain[row]] for part in (row, item))
+    gap = cosine_gaps(
+        queries[row], (queries if database is None else database)[item].unsqueeze(1)
+    ).squeeze(1)
+    order = gap.argsort(stable=True)
+    order = order[row[order].argsort(stable=True)]
+    count = count * certain
+    chosen = (count.cumsum(0) - count)[certain].unsqueeze(1) + torch.arange(k)
+    indices, gaps = row.new_zeros(len(unit), k), gap.new_zeros(len(unit), k)
+    indices[certain], gaps[certain] = item[order][chosen], gap[order][chosen]
+    return indices, gaps, certain
+
 # %% ../nbs/423_neighbours.ipynb #c62f0da0
 class Neighbours(NamedTuple):
-    """Database rows by falling cosine."""
+    """Database rows by falling cosine.
+
+    Args:
+        indices (Tensor): (n, k)
+        cosines (Tensor): (n, k), double precision
+    """
 
     indices: Tensor  # (n, k)
     cosines: Tensor  # (n, k), double precision
 
 
+def _groups_pay(queries: Tensor, m: int, k: int, block: int) -> bool:
+    """Whether to look at groups of items first: on a processor, and with many items for
+    each of a few neighbours."""
+    large = len(queries) * m >= _LARGE and m >= 16 * _GROUP * k
+    return queries.device.type == "cpu" and large and m * _ROWS <= block
+
+
 def _search(
     queries: Tensor, database: Tensor, k: int, skip: Tensor | None, block: int
 ) -> Neighbours:
-    """Block by block: shortlists in single precision, and in double where that is not
-    certain to be right."""
-    n = len(queries)
-    width = len(database) + (2 * k + _SPARE) * queries.shape[1]  # numbers for each
+    """Block by block: groups or shortlists in single precision, and shortlists in
+    double where that is not certain to be right."""
+    n, m = len(queries), len(database)
+    width = m + (2 * k + _SPARE) * queries.shape[1]  # numbers for each
     rows = max(1, block // width)
     indices = torch.empty(n, k, dtype=torch.long, device=queries.device)
     gaps = torch.empty(n, k, dtype=torch.float64, device=queries.device)
     pending, dtype = torch.arange(n, device=queries.device), torch.float32
+    if _groups_pay(queries, m, k, block):
+        certain = torch.zeros(n, dtype=torch.bool)
+        among = queries is database and n * m // _GROUP <= block
+        for some in pending.split(n if among else max(1, block * _GROUP // width)):
+            part = None if skip is None else skip[some]
+            given = (None, None) if among else (database, part)
+            found = _by_groups(queries[some], given[0], k, given[1])
+            indices[some], gaps[some], certain[some] = found
+        pending = (~certain).nonzero().squeeze(1)
     while len(pending):
         unit, failed = unit_rows(database, dtype), []
         for some in pending.split(rows):
@@ -173,7 +304,17 @@ def nearest(
     block: int = 1 << 24,  # cosines held at a time
 ) -> Neighbours:
     """The k nearest neighbours by cosine, exactly; of equal ones those with the lowest
-    index."""
+    index.
+
+    Args:
+        queries (Tensor | np.ndarray): (n, D), of any length but zero
+        database (Tensor | np.ndarray | None): (m, D); None searches the queries, each
+            without itself
+        k (int): neighbours of each query
+        skip (Tensor | None): (n,), a database row each query may not return; -1 for
+            none
+        block (int): cosines held at a time
+    """
     left = as_embeddings("queries", queries)
     if database is None and skip is not None:
         raise ValueError(

@@ -16,7 +16,11 @@ from torch import nn
 def mlp(
     widths: Sequence[int],  # features in, hidden widths, features out
 ) -> nn.Sequential:
-    """Linear layers with leaky ReLUs between them."""
+    """Linear layers with leaky ReLUs between them.
+
+    Args:
+        widths (Sequence[int]): features in, hidden widths, features out
+    """
     if len(widths) < 2 or min(widths) < 1:
         raise ValueError(
             "widths must name at least the input and the output, all positive; got "
@@ -33,7 +37,12 @@ def paper_widths(
     dim: int,  # D of the latents
 ) -> list[int]:
     """Hidden widths of the paper's encoder (appendix B.1): six hidden layers between
-    narrower ends."""
+    narrower ends.
+
+    Args:
+        features (int): of the observations
+        dim (int): D of the latents
+    """
     return [features, 10 * dim, *[50 * dim] * 5, 10 * dim]
 
 # %% ../nbs/313_networks.ipynb #7b65f9f4
@@ -61,6 +70,7 @@ class ResidualBlock(nn.Module):
     """Two convolutions around which the input is added back."""
 
     def __init__(self, before: int, after: int, stride: int):
+        """The class lists the parameters."""
         super().__init__()
         self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(after)
@@ -80,7 +90,16 @@ class ResidualBlock(nn.Module):
 
 class ResidualNet(nn.Module):
     """A residual network for images of 32 pixels, given as bytes or as normalised
-    floats."""
+    floats.
+
+    Args:
+        widths (Sequence[int]): channels of the stages; each but the first halves the
+            image
+        blocks (int): per stage
+        classes (int): 0 for features
+        mean (Sequence[float]): of each colour, between 0 and 1, to normalise bytes
+        std (Sequence[float]): and its deviation
+    """
 
     mean: Tensor
     std: Tensor
@@ -95,6 +114,7 @@ class ResidualNet(nn.Module):
         mean: Sequence[float],  # of each colour, between 0 and 1, to normalise bytes
         std: Sequence[float],  # and its deviation
     ):
+        """The class lists the parameters."""
         super().__init__()
         self.num_features = widths[-1]
         for name, values in (("mean", mean), ("std", std)):
@@ -134,7 +154,13 @@ def resnet18_small(
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
 ) -> ResidualNet:
-    """ResNet-18 for images of 32 pixels: the backbone of the paper's experiments."""
+    """ResNet-18 for images of 32 pixels: the backbone of the paper's experiments.
+
+    Args:
+        classes (int): 0 for features
+        mean (Sequence[float])
+        std (Sequence[float])
+    """
     return ResidualNet((64, 128, 256, 512), 2, classes, mean, std)
 
 
@@ -144,7 +170,14 @@ def small_resnet(
     mean: Sequence[float] = MEAN,
     std: Sequence[float] = STD,
 ) -> ResidualNet:
-    """A residual network small enough to be trained end to end on a CPU."""
+    """A residual network small enough to be trained end to end on a CPU.
+
+    Args:
+        classes (int): 0 for features
+        widths (Sequence[int])
+        mean (Sequence[float])
+        std (Sequence[float])
+    """
     return ResidualNet(widths, 1, classes, mean, std)
 
 # %% ../nbs/415_image_encoders.ipynb #f2f2cb05
@@ -153,7 +186,12 @@ def augment(
     generator: torch.Generator,
 ) -> Tensor:
     """Mirror half of the images, chosen at random, and shift all by up to four
-    pixels."""
+    pixels.
+
+    Args:
+        images (Tensor): (n, 3, side, side)
+        generator (torch.Generator)
+    """
     n, side = len(images), images.shape[-1]
     mirror = torch.rand(n, 1, 1, generator=generator) < 0.5
     down, across = torch.randint(9, (2, n, 1), generator=generator)

@@ -12,12 +12,26 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from .vmf import VonMisesFisher, check_points, unit_vector
+from .vmf import VonMisesFisher, check_points, holds, unit_vector
 
 # %% ../nbs/160_nonisotropic.ipynb #342d396a
 class NonIsotropicVMF(Distribution):
     """X on the unit sphere such that Kx / |Kx| is von Mises-Fisher around K mu with
-    concentration |K mu|; K is diagonal."""
+    concentration |K mu|; K is diagonal.
+
+    Args:
+        loc (Tensor): mu, unit vectors (..., D)
+        concentration (Tensor): the diagonal of K, positive, (..., D)
+        validate_args (bool | None)
+
+    Example:
+        >>> import torch, pcl
+        >>> north = torch.tensor([0.0, 0.0, 1.0])
+        >>> q = pcl.NonIsotropicVMF(north, torch.tensor([9.0, 3.0, 30.0]))
+        >>> z = q.sample((4000,))
+        >>> bool(z[:, 0].std() < z[:, 1].std())  # stretched along the second axis
+        True
+    """
 
     arg_constraints = {  # noqa: RUF012
         "loc": unit_vector,
@@ -32,6 +46,7 @@ class NonIsotropicVMF(Distribution):
         concentration: Tensor,  # the diagonal of K, positive, (..., D)
         validate_args: bool | None = None,
     ) -> None:
+        """The class lists the parameters."""
         for name, x in (("loc", loc), ("concentration", concentration)):
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 raise TypeError(
@@ -45,15 +60,14 @@ class NonIsotropicVMF(Distribution):
                 f"concentration needs {loc.shape[-1]} entries, one per axis, not shape "
                 f"{shape}"
             )
-        if not bool(((concentration > 0) & concentration.isfinite()).all()):
+        if not holds((concentration > 0) & concentration.isfinite()):
             raise ValueError(
-                "concentration must be positive and finite on every axis; put it "
-                "through exp or softplus"
+                "concentration must be positive and finite on every axis: take "
+                "torch.nn.functional.softplus of outputs that start low"
             )
         check = Distribution._validate_args if validate_args is None else validate_args
-        if check and not bool(
-            unit_vector.check(loc).all()
-        ):  # the stretched loc is normalised and would hide it
+        # the stretched loc is normalised and would hide it
+        if check and not holds(unit_vector.check(loc)):
             raise ValueError(
                 "loc must hold unit vectors: use torch.nn.functional.normalize(loc, "
                 "dim=-1)"
@@ -100,7 +114,11 @@ class NonIsotropicVMF(Distribution):
         self,
         value: Tensor,  # unit vectors (..., D)
     ) -> Tensor:
-        """Exact log density, with the Jacobian det(K) / |Kx|^D."""
+        """Exact log density, with the Jacobian det(K) / |Kx|^D.
+
+        Args:
+            value (Tensor): unit vectors (..., D)
+        """
         image, log_norm = self.stretch(value)
         return (
             self.stretched.log_prob(image)

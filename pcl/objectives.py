@@ -43,7 +43,11 @@ def encoder_groups(
     encoder: nn.Module,  # or a wrapper around one
 ) -> Groups:
     """The parameters of directions and of concentrations, as those inside say it; of
-    directions what else learns."""
+    directions what else learns.
+
+    Args:
+        encoder (nn.Module): or a wrapper around one
+    """
     sayers: Iterator[Any] = _sayers(encoder)
     said: list[Groups] = [part.groups() for part in sayers]
     spoken = {id(p) for groups in said for ps in groups.values() for p in ps}
@@ -140,7 +144,14 @@ def other_positives(
     rank: int,  # which of the processes this is
 ) -> Posterior:
     """For each anchor of this process the positives of all other anchors, of all
-    processes, as its negatives."""
+    processes, as its negatives.
+
+    Args:
+        q_pos (Posterior): this process's positives, shape (b,)
+        gather (Callable[[Tensor], Tensor]): (b, ...) to (processes, b, ...), with
+            gradients
+        rank (int): which of the processes this is
+    """
     b = q_pos.batch_shape[0]
     everyone = mapped(q_pos, lambda part: gather(part).flatten(0, 1))
     device = everyone.loc.device
@@ -178,6 +189,7 @@ class _Posteriors(Objective):
     def __init__(
         self, encoder: nn.Module, loss: nn.Module, rates: Mapping[str, float] | None
     ):
+        """The class lists the parameters."""
         super().__init__()
         _check_loss(loss)
         self.encoder, self.loss, self._rates = encoder, loss, dict(rates or {})
@@ -197,7 +209,16 @@ class _Posteriors(Objective):
 
 # %% ../nbs/324_objectives.ipynb #77b5300c
 class Contrast(_Posteriors):
-    """Pairs, compared by a loss of posteriors."""
+    """Pairs, compared by a loss of posteriors.
+
+    Args:
+        encoder (nn.Module): observations to `VonMisesFisher`
+        loss (nn.Module): called as loss(q, q_pos, q_neg)
+        gather (Callable[[Tensor], Tensor] | None): from all processes, if there are
+            several
+        rank (int)
+        rates (Mapping[str, float] | None): on those of groups, such as "loss"
+    """
 
     parts = ("anchors", "positives", "negatives")
 
@@ -210,6 +231,7 @@ class Contrast(_Posteriors):
         rank: int = 0,
         rates: Mapping[str, float] | None = None,  # on those of groups, such as "loss"
     ):
+        """The class lists the parameters."""
         super().__init__(encoder, loss, rates)
         self.gather, self.rank = gather, rank
 
@@ -268,7 +290,13 @@ def _check_labels(batch: Batch, n: int) -> None:
 
 
 class ByLabel(_Posteriors):
-    """Labelled inputs, judged by a loss of posteriors and labels."""
+    """Labelled inputs, judged by a loss of posteriors and labels.
+
+    Args:
+        encoder (nn.Module): observations to `VonMisesFisher`
+        loss (nn.Module): called as loss(q, labels)
+        rates (Mapping[str, float] | None): on those of groups, such as "loss"
+    """
 
     parts = ("inputs", "labels")
 
@@ -278,6 +306,7 @@ class ByLabel(_Posteriors):
         loss: nn.Module,  # called as loss(q, labels)
         rates: Mapping[str, float] | None = None,  # on those of groups, such as "loss"
     ):
+        """The class lists the parameters."""
         super().__init__(encoder, loss, rates)
 
     def forward(self, batch: Batch, learns: Learns = ALL) -> Tensor:
@@ -301,7 +330,13 @@ class ByLabel(_Posteriors):
 
 # %% ../nbs/324_objectives.ipynb #98d4ed64
 class Classify(Objective):
-    """Labelled inputs, to be told apart."""
+    """Labelled inputs, to be told apart.
+
+    Args:
+        net (nn.Module): inputs to class scores
+        loss (Callable[[Tensor, Tensor], Tensor]): of scores, and labels or their
+            probabilities
+    """
 
     parts = ("inputs", "labels")
 
@@ -312,6 +347,7 @@ class Classify(Objective):
             [Tensor, Tensor], Tensor
         ] = nn.functional.cross_entropy,  # of scores, and labels or their probabilities
     ):
+        """The class lists the parameters."""
         super().__init__()
         self.net, self.loss = net, loss
 

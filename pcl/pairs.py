@@ -19,7 +19,14 @@ from .names import lookup
 # %% ../nbs/414_pairs.ipynb #e3c509d3
 class Pairs(NamedTuple):
     """Contrastive training data: anchors, positives, and negatives where they were
-    asked for."""
+    asked for.
+
+    Args:
+        x (Tensor): (n, features)
+        x_pos (Tensor): (n, features)
+        x_neg (Tensor | None): (n, n_neg, features), of the base measure; None leaves
+            them to the batch
+    """
 
     x: Tensor  # (n, features)
     x_pos: Tensor  # (n, features)
@@ -33,6 +40,7 @@ class _Weights:
     laid end to end."""
 
     def __init__(self, weights: Tensor):  # (rows, n), not negative
+        """The class lists the parameters."""
         n_rows, self.columns = weights.shape
         rows = torch.arange(n_rows, dtype=torch.float64)[:, None]
         total = weights.sum(-1, keepdim=True)
@@ -76,6 +84,7 @@ class _Votes:
     """Pairs by soft labels."""
 
     def __init__(self, probs: Tensor, indices: Tensor, selves: bool):
+        """The class lists the parameters."""
         self.indices, self.selves, probs = indices, selves, probs.double()[indices]
         if not ((probs >= 0).all() and ((probs.sum(-1) - 1).abs() < 1e-4).all()):
             raise ValueError(
@@ -107,6 +116,7 @@ class _Labels:
     tables."""
 
     def __init__(self, labels: Tensor, indices: Tensor, selves: bool):
+        """The class lists the parameters."""
         self.indices, self.selves, self.n = indices, selves, len(indices)
         names, self.kinds = torch.unique(labels[indices], return_inverse=True)
         self.size = torch.bincount(self.kinds)
@@ -150,7 +160,11 @@ class _Labels:
 def kind_of_targets(
     targets: Tensor | None,
 ) -> str:  # "labels", "soft labels", "pairs" or "views"
-    """Which of the four kinds of targets this is, by type and shape alone."""
+    """Which of the four kinds of targets this is, by type and shape alone.
+
+    Returns:
+        str: "labels", "soft labels", "pairs" or "views"
+    """
     if targets is None:
         return "views"
     whole = not (targets.is_floating_point() or targets.is_complex())
@@ -170,6 +184,7 @@ class _Listed:
     """Pairs from a list, or of each image with itself."""
 
     def __init__(self, pairs: Tensor):  # (m, 2)
+        """The class lists the parameters."""
         self.list = pairs
 
     def pairs(self, n: int, generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -179,7 +194,26 @@ class _Listed:
 
 # %% ../nbs/414_pairs.ipynb #182ea99f
 class PairSampler:
-    """Draws numbers of anchors, positives and negatives by appendix C.1's rule."""
+    """Draws numbers of anchors, positives and negatives by appendix C.1's rule.
+
+    Args:
+        targets (Tensor | None): labels (n,), soft labels (n, classes) with rows that
+            sum to one, pairs (m, 2), or None to pair each image with itself, in another
+            view
+        indices (Tensor | None): the images to draw from, such as a fold's training
+            part; default all
+        selves (bool): whether an image may be its own partner
+        negatives (Literal['class', 'any']): weighted by the class drawn for the pair,
+            or any image
+
+    Example:
+        >>> import torch, pcl
+        >>> labels = torch.arange(100) % 5
+        >>> rng = torch.Generator().manual_seed(0)
+        >>> pairs = pcl.PairSampler(labels).sample(32, 4, rng)
+        >>> bool((labels[pairs.x] == labels[pairs.x_pos]).all())
+        True
+    """
 
     def __init__(
         self,
@@ -193,6 +227,7 @@ class PairSampler:
         # weighted by the class drawn for the pair, or any image
         negatives: Literal["class", "any"] = "class",
     ):
+        """The class lists the parameters."""
         self.kind = kind_of_targets(targets)
         if targets is None and indices is None:
             raise ValueError("without targets, indices must name the images")
@@ -224,7 +259,13 @@ class PairSampler:
         generator: torch.Generator,
     ) -> Pairs:
         """Numbers of anchors (n,), positives (n,) and negatives (n, n_neg), None if
-        n_neg is 0."""
+        n_neg is 0.
+
+        Args:
+            n (int): examples
+            n_neg (int): negatives per example
+            generator (torch.Generator)
+        """
         if n < 1 or n_neg < 0:
             raise ValueError(
                 f"n must be at least 1 and n_neg at least 0, got n={n} and "
@@ -248,8 +289,12 @@ class PairSampler:
         self,
         data: Tensor,  # (n, ...): images, or features
     ) -> Callable[[int, int, torch.Generator], Pairs]:
-        """What `pcl.training.fit` draws its batches with: the pairs' data in place of
-        their numbers."""
+        """What `pcl.train_encoder` draws its batches with: the pairs' data in place of
+        their numbers.
+
+        Args:
+            data (Tensor): (n, ...): images, or features
+        """
 
         def draw(n: int, n_neg: int, generator: torch.Generator) -> Pairs:
             parts = self.sample(n, n_neg, generator)
@@ -322,7 +367,21 @@ def _checked_kind(targets: Tensor | None, n: int, n_views: int) -> str:
 # %% ../nbs/414_pairs.ipynb #89992a35
 class FeaturePairs:
     """Draws anchors, positives and negatives from cached features: the `draw` of
-    `pcl.training.fit`."""
+    `pcl.train_encoder`.
+
+    Args:
+        features (Tensor): (n, features), or (n, views, features)
+        targets (Tensor | None): labels (n,), soft labels (n, classes), pairs (m, 2), or
+            None to pair views
+
+    Example:
+        >>> import torch, pcl
+        >>> features, labels = torch.randn(100, 16), torch.arange(100) % 5
+        >>> draw = pcl.FeaturePairs(features, labels)
+        >>> x, x_pos, x_neg = draw(32, 4, torch.Generator().manual_seed(0))
+        >>> x.shape, x_pos.shape, x_neg.shape
+        (torch.Size([32, 16]), torch.Size([32, 16]), torch.Size([32, 4, 16]))
+    """
 
     def __init__(
         self,
@@ -330,6 +389,7 @@ class FeaturePairs:
         # labels (n,), soft labels (n, classes), pairs (m, 2), or None to pair views
         targets: Tensor | None = None,
     ):
+        """The class lists the parameters."""
         self.features, self.targets = _checked_features(features), targets
         n, self.n_views = self.features.shape[:2]
         self.kind = _checked_kind(targets, n, self.n_views)
@@ -343,7 +403,11 @@ class FeaturePairs:
     def indices(
         self, n: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:  # each (n,)
-        """Which images make the pairs."""
+        """Which images make the pairs.
+
+        Returns:
+            tuple[Tensor, Tensor]: each (n,)
+        """
         x, x_pos, _ = self.sampler.sample(n, 0, generator)
         return x, x_pos
 
@@ -375,7 +439,13 @@ def folds(
     seed: int = 0,  # of the permutation
 ) -> list[Fold]:
     """Cut the images into parts; each part is tested once, the next one validates, the
-    rest trains."""
+    rest trains.
+
+    Args:
+        n (int): images
+        n_folds (int)
+        seed (int): of the permutation
+    """
     if not 3 <= n_folds <= n:
         raise ValueError(f"n_folds must be between 3 and n = {n}, got {n_folds}")
     parts = torch.randperm(
@@ -406,7 +476,16 @@ def crop(
     ] = "random",  # as the paper's text says, or as its code does
     generator: torch.Generator | None = None,  # for the places of random crops
 ) -> Tensor:
-    """Crop every image to its own size, and resize the crops back."""
+    """Crop every image to its own size, and resize the crops back.
+
+    Args:
+        images (Tensor): (n, channels, side, side), bytes or floats
+        sizes (Tensor): (n,): side of the crop relative to the image's, in (0, 1];
+            rounded to whole pixels
+        mode (Literal['random', 'centre']): as the paper's text says, or as its code
+            does
+        generator (torch.Generator | None): for the places of random crops
+    """
     n, side = len(images), images.shape[-1]
     if images.ndim != 4 or images.shape[-2] != side:
         raise ValueError(
@@ -458,7 +537,12 @@ VIEWS: dict[str, tuple[str | None, int]] = {
 
 
 class View(NamedTuple):
-    """Images, or their features, and how much of each image they show."""
+    """Images, or their features, and how much of each image they show.
+
+    Args:
+        data (Tensor): (n, ...)
+        sizes (Tensor): (n,), in [0.25, 1]
+    """
 
     data: Tensor  # (n, ...)
     sizes: Tensor  # (n,), in [0.25, 1]
@@ -468,7 +552,12 @@ def view(
     images: Tensor,  # (n, 3, side, side)
     name: str,  # one of VIEWS
 ) -> View:
-    """The images of a view."""
+    """The images of a view.
+
+    Args:
+        images (Tensor): (n, 3, side, side)
+        name (str): one of VIEWS
+    """
     mode, seed = lookup("view", name, VIEWS)
     if mode is None:
         return View(images, torch.ones(len(images)))

@@ -133,7 +133,13 @@ def sphere_widget(
     level: float = 0.95,  # mass inside the ring
 ) -> "HTML":
     """A von Mises-Fisher density on the 2-sphere with a slider for kappa; needs neither
-    kernel nor network."""
+    kernel nor network.
+
+    Args:
+        uid (str): HTML id of the figure; one per page
+        start (int): where the slider stands at first, 0 to 100
+        level (float): mass inside the ring
+    """
     from IPython.display import HTML
 
     if not 0 < level < 1:
@@ -154,7 +160,19 @@ def plot_map(
     coordinates: Tensor
     | None = None,  # (n, 2); default the two principal axes of the directions
 ) -> Tensor:  # the coordinates
-    """Draw images as points, larger and paler the less certain they are."""
+    """Draw images as points, larger and paler the less certain they are.
+
+    Args:
+        ax ('Axes')
+        q (VonMisesFisher): posteriors of the images, (n,)
+        labels (Tensor | None): (n,), for colours
+        classes (Sequence[str] | None): names, written at the centres of their images
+        coordinates (Tensor | None): (n, 2); default the two principal axes of the
+            directions
+
+    Returns:
+        Tensor: the coordinates
+    """
     from matplotlib import colormaps
 
     mu = q.loc.detach().double()

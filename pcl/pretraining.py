@@ -31,7 +31,13 @@ class Labelled(Protocol):
 
 
 class ByMomentum(Classify):
-    """A classifier that is trained by stochastic gradient descent with momentum."""
+    """A classifier that is trained by stochastic gradient descent with momentum.
+
+    Args:
+        net (nn.Module): inputs to class scores
+        loss (Callable[[Tensor, Tensor], Tensor]): of scores, and labels or their
+            probabilities
+    """
 
     def optimizer(
         self, groups: list[dict[str, Any]], lr: float, weight_decay: float
@@ -53,7 +59,21 @@ def pretrain_classifier(
     | Path
     | None = None,  # kept up to date after every epoch; a run found there is continued
 ) -> list[float]:  # mean loss of every epoch
-    """Train a classifier, on the device the network is on."""
+    """Train a classifier, on the device the network is on.
+
+    Args:
+        net (nn.Module): images to class scores; trained in place
+        data (Labelled)
+        epochs (int)
+        batch_size (int)
+        rate (float): the highest, a third of the way
+        seed (int)
+        path (str | Path | None): kept up to date after every epoch; a run found there
+            is continued
+
+    Returns:
+        list[float]: mean loss of every epoch
+    """
     if epochs < 1 or not 1 <= batch_size <= len(data.labels):
         raise ValueError(
             f"epochs must be at least 1 and batch_size in [1, {len(data.labels)}], got "

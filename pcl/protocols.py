@@ -26,7 +26,15 @@ from .vmf import VonMisesFisher
 # %% ../nbs/436_protocols.ipynb #02d8a187
 @dataclass(frozen=True, eq=False)
 class Items:
-    """Things to learn from or to be judged on, and what is known about them."""
+    """Things to learn from or to be judged on, and what is known about them.
+
+    Args:
+        views (Mapping[str, Tensor]): (n, ...) each; "full" shows the items whole
+        labels (Tensor | None): (n,), whole numbers: the class
+        votes (Tensor | None): (n, classes), shares of the annotators
+        sizes (Mapping[str, Tensor]): (n,) each, for views that show a part: how much of
+            it
+    """
 
     views: Mapping[str, Tensor]  # (n, ...) each; "full" shows the items whole
     labels: Tensor | None = None  # (n,), whole numbers: the class
@@ -73,7 +81,11 @@ class Items:
         self,
         name: str,  # labels or votes
     ) -> Tensor:
-        """The labels or the votes, or an error that says that there are none."""
+        """The labels or the votes, or an error that says that there are none.
+
+        Args:
+            name (str): labels or votes
+        """
         found = getattr(self, name)
         if found is None:
             raise ValueError(
@@ -84,7 +96,13 @@ class Items:
 # %% ../nbs/436_protocols.ipynb #3882457d
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What an estimator learns from, is chosen by, and is judged on."""
+    """What an estimator learns from, is chosen by, and is judged on.
+
+    Args:
+        train (Items)
+        validation (Items)
+        test (Mapping[str, Items]): by name
+    """
 
     train: Items
     validation: Items
@@ -162,7 +180,12 @@ def rejection(
     items: Items,  # with labels
 ) -> dict[str, list[float]]:
     """Recall@1 of the rest while the least certain items are rejected: the curve behind
-    `judge`."""
+    `judge`.
+
+    Args:
+        estimator (Estimator)
+        items (Items): with labels
+    """
     found = _predict(estimator, items.views["full"])
     right = _answers(found, items.known("labels"))
     recalls = rejection_curve(found.certainty, right, SHARES)
@@ -170,7 +193,12 @@ def rejection(
 
 # %% ../nbs/436_protocols.ipynb #379564ac
 class Selecting(nn.Module):
-    """An encoder that remembers its best weights; they are in its checkpoint, too."""
+    """An encoder that remembers its best weights; they are in its checkpoint, too.
+
+    Args:
+        encoder (nn.Module)
+        wait (int): scores to let pass first
+    """
 
     score: Tensor
     seen: Tensor
@@ -180,6 +208,7 @@ class Selecting(nn.Module):
         encoder: nn.Module,
         wait: int = 0,  # scores to let pass first
     ):
+        """The class lists the parameters."""
         super().__init__()
         self.wait = wait
         self.encoder, self.best = encoder, copy.deepcopy(encoder).requires_grad_(False)

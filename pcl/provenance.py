@@ -29,7 +29,11 @@ def data_folder(
     name: str,  # nbs or results
 ) -> Path:
     """A folder of the project: beside the package in a checkout, inside it when
-    installed."""
+    installed.
+
+    Args:
+        name (str): nbs or results
+    """
     root = checkout()
     inside = {"nbs": "notebooks"}.get(name, name)
     return root / name if root else Path(pcl.__file__).resolve().parent / inside
@@ -85,7 +89,11 @@ def _processor() -> str:
 def machine(
     device: str = "cpu",  # that the run was on, as torch calls it
 ) -> dict[str, str | int]:
-    """Device, processor and threads of a run that ends now."""
+    """Device, processor, threads and vector instructions of a run that ends now.
+
+    Args:
+        device (str): that the run was on, as torch calls it
+    """
     torch: Any = sys.modules.get(
         "torch"
     )  # a run that did not load it had no threads of it
@@ -93,4 +101,9 @@ def machine(
     if device.startswith("cuda") and torch is not None and torch.cuda.is_available():
         device = f"{device}: {torch.cuda.get_device_name(device)}"
     found: dict[str, str | int] = {"device": device, "cpu": _processor()}
-    return found | {"threads": threads}
+    if torch is None:
+        return found | {"threads": threads}
+    return found | {
+        "threads": threads,
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+    }

@@ -23,7 +23,18 @@ from .vmf import VonMisesFisher
 @dataclass(frozen=True)
 class CredibleSets:
     """The database items inside each query's credible cap; one entry for each query
-    unless said otherwise."""
+    unless said otherwise.
+
+    Args:
+        threshold (Tensor): smallest cosine inside the cap
+        count (Tensor): items inside
+        indices (Tensor): (count.sum(),), rows of the database, query after query,
+            nearest first
+        cosines (Tensor): (count.sum(),), of their modes to the query's, double
+            precision
+        n_classes (Tensor | None): different classes inside; None without labels
+        entropy (Tensor | None): of the classes inside, in nats; NaN for an empty set
+    """
 
     threshold: Tensor  # smallest cosine inside the cap
     count: Tensor  # items inside
@@ -147,7 +158,24 @@ def _decide(
 # %% ../nbs/430_retrieval.ipynb #1aa922ab
 class CredibleRetriever:
     """Finds every database item whose mode lies in a query's credible cap: the paper's
-    credible images."""
+    credible images.
+
+    Args:
+        index (VonMisesFisher | Tensor): the database: posteriors of batch shape (m,),
+            or their modes (m, D)
+        labels (Tensor | np.ndarray | None): (m,), classes for the spread of a set
+        backend (Backend): auto takes faiss where it is installed; the answers are the
+            same
+        block (int): cosines held at a time
+
+    Example:
+        >>> import torch, pcl
+        >>> labels = torch.arange(40) % 4
+        >>> query = pcl.VonMisesFisher(torch.eye(4), torch.tensor([50.0, 50, 50, 0.1]))
+        >>> retriever = pcl.CredibleRetriever(torch.eye(4)[labels], labels)
+        >>> retriever.query(query, level=0.95).n_classes
+        tensor([1, 1, 1, 4])
+    """
 
     def __init__(
         self,
@@ -159,6 +187,7 @@ class CredibleRetriever:
         backend: Backend = "torch",
         block: int = 1 << 24,  # cosines held at a time
     ) -> None:
+        """The class lists the parameters."""
         self.loc = as_embeddings(
             "index", index.loc if isinstance(index, VonMisesFisher) else index
         )
@@ -184,8 +213,51 @@ class CredibleRetriever:
         level: float | Tensor = 0.95,
     ) -> CredibleSets:
         """Every item whose mode lies in the smallest region that holds the query's
-        latent with this probability."""
-        modes, threshold = self._caps(q, level)
+        latent with this probability.
+
+        Args:
+            q (VonMisesFisher): posteriors of batch shape (n,), or () for one
+            level (float | Tensor): probability inside the cap; a tensor gives each
+                query its own
+        """
+        modes, kappa = self._queries(q)
+        law = VonMisesFisher(modes, kappa, validate_args=False)
+        threshold = law.credible_cosine(level)
+        if threshold.shape != kappa.shape:
+            raise ValueError(
+                f"level must be one number, or one for each of the {len(kappa)} queries"
+            )
+        return self._inside(modes, threshold, q.batch_shape)
+
+    @torch.no_grad()
+    def within(
+        self,
+        q: VonMisesFisher,  # posteriors of batch shape (n,), or () for one
+        # smallest cosine inside; a tensor gives each query its own
+        cosine: float | Tensor,
+    ) -> CredibleSets:
+        """Every item whose mode has at least this cosine to the query's; -1 asks for
+        all.
+
+        Args:
+            q (VonMisesFisher): posteriors of batch shape (n,), or () for one
+            cosine (float | Tensor): smallest cosine inside; a tensor gives each query
+                its own
+        """
+        modes, _ = self._queries(q)
+        asked = torch.as_tensor(cosine, dtype=torch.float64, device=modes.device)
+        if asked.numel() not in (1, len(modes)) or bool(asked.isnan().any()):
+            raise ValueError(
+                "cosine must be one number, or one for each of the "
+                f"{len(modes)} queries, and not NaN"
+            )
+        threshold = asked.reshape(-1).expand(len(modes))
+        return self._inside(modes, threshold, q.batch_shape)
+
+    def _inside(
+        self, modes: Tensor, threshold: Tensor, shape: torch.Size
+    ) -> CredibleSets:
+        """The items within these cosines, block by block."""
         propose = _propose_faiss if self.backend == "faiss" else _propose_torch
         parts = []
         for rows in torch.arange(len(modes), device=modes.device).split(
@@ -205,16 +277,15 @@ class CredibleRetriever:
             else _class_spread(query, self.labels[item], len(modes))
         )
         n_classes, entropy = (
-            None if value is None else value.view(q.batch_shape) for value in spread
+            None if value is None else value.view(shape) for value in spread
         )
-        shape = q.batch_shape
         return CredibleSets(
             threshold.view(shape), count.view(shape), item, 1 - gap, n_classes, entropy
         )
 
-    def _caps(self, q: VonMisesFisher, level: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Modes (n, D) and thresholds (n,) of the queries, in double precision, or an
-        error."""
+    def _queries(self, q: VonMisesFisher) -> tuple[Tensor, Tensor]:
+        """Modes (n, D) and concentrations (n,) of the queries, in double precision, or
+        an error."""
         if not isinstance(q, VonMisesFisher):
             raise TypeError(
                 f"q must be a VonMisesFisher, not {type(q).__name__}: the cap needs a "
@@ -236,14 +307,7 @@ class CredibleRetriever:
                 "q.concentration has NaN or negative entries; drop or repair those "
                 "queries first"
             )
-        threshold = VonMisesFisher(modes, kappa, validate_args=False).credible_cosine(
-            level
-        )
-        if threshold.shape != kappa.shape:
-            raise ValueError(
-                f"level must be one number, or one for each of the {len(kappa)} queries"
-            )
-        return modes, threshold
+        return modes, kappa
 
 # %% ../nbs/430_retrieval.ipynb #7476f9d8
 def coverage(
@@ -252,7 +316,16 @@ def coverage(
     levels: Tensor | Sequence[float],  # (l,), probabilities
 ) -> Tensor:  # (l,), double precision
     """The share of latents inside their posterior's credible cap, for each level; equal
-    to the level if calibrated."""
+    to the level if calibrated.
+
+    Args:
+        q (VonMisesFisher): posteriors, batch shape (n,)
+        latents (Tensor): (n, D), the latents that made the observations
+        levels (Tensor | Sequence[float]): (l,), probabilities
+
+    Returns:
+        Tensor: (l,), double precision
+    """
     if len(q.batch_shape) != 1 or latents.shape != q.loc.shape:
         raise ValueError(
             "q must have batch shape (n,) and latents shape (n, D), got "
@@ -278,7 +351,16 @@ def keep_certain(
     labels: Tensor | np.ndarray | None = None,  # (n,), to drop that share of each class
 ) -> Tensor:  # (n,), bool
     """Which entries remain when the least certain are dropped; of equal ones the first
-    are."""
+    are.
+
+    Args:
+        certainty (Tensor | np.ndarray): (n,), higher is more certain
+        drop (float): share of the least certain to drop, in [0, 1)
+        labels (Tensor | np.ndarray | None): (n,), to drop that share of each class
+
+    Returns:
+        Tensor: (n,), bool
+    """
     score = torch.from_numpy(as_vector("certainty", certainty).copy())
     if not 0 <= drop < 1:
         raise ValueError(
@@ -300,7 +382,16 @@ def keep_certain(
 
 # %% ../nbs/430_retrieval.ipynb #6e892c53
 class SafeRetrieval(NamedTuple):
-    """Recall@1 before and after refusing what is uncertain."""
+    """Recall@1 before and after refusing what is uncertain.
+
+    Args:
+        full (float): all queries, whole database
+        reject (float): without the least certain queries
+        clean (float): without the least certain database items
+        both (float)
+        n_queries (int): queries left
+        n_database (int): items left
+    """
 
     full: float  # all queries, whole database
     reject: float  # without the least certain queries
@@ -321,7 +412,25 @@ def safe_retrieval(
     per_class: bool = False,  # take the shares within each class, as the thesis does
 ) -> SafeRetrieval:
     """Recall@1 with uncertain queries rejected, with uncertain database items removed,
-    and with both."""
+    and with both.
+
+    Args:
+        loc (Tensor): (n, D), modes of the queries
+        kappa (Tensor): (n,), their certainty
+        labels (Tensor): (n,), their classes
+        reject (float): share of queries refused
+        clean (float): share of database items removed
+        database (tuple[Tensor, Tensor, Tensor] | None): loc, kappa, labels; None: the
+            queries, each without itself
+        per_class (bool): take the shares within each class, as the thesis does
+
+    Example:
+        >>> import torch, pcl
+        >>> labels = torch.arange(40) % 4
+        >>> loc, kappa = torch.eye(4)[labels], torch.linspace(1, 50, 40)
+        >>> pcl.safe_retrieval(loc, kappa, labels).both
+        1.0
+    """
     items, certainty, classes = (loc, kappa, labels) if database is None else database
     for name, rows, scores in (
         ("kappa", loc, kappa),

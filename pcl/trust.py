@@ -33,7 +33,17 @@ def pair_nats(
     n_candidates: int = 256,  # N; pairs beyond a multiple of N are left out
 ) -> Tensor:  # one value per pair
     """How much better than chance the partner is found among N candidates, in nats:
-    log-probability times N."""
+    log-probability times N.
+
+    Args:
+        q (VonMisesFisher): posteriors of the first images, (n,)
+        q_pos (VonMisesFisher): of their partners, (n,)
+        kappa_pos (float): concentration of partners' latents around each other
+        n_candidates (int): N; pairs beyond a multiple of N are left out
+
+    Returns:
+        Tensor: one value per pair
+    """
     n = min(n_candidates, q.batch_shape[0])
     if n < 2:
         raise ValueError(
@@ -67,7 +77,13 @@ def error_of_mean(
     first: Tensor,  # which image is the first of each pair, (n,)
     second: Tensor,  # and which the second
 ) -> float:
-    """Standard error of a mean over pairs, some of which share images."""
+    """Standard error of a mean over pairs, some of which share images.
+
+    Args:
+        values (Tensor): one for each pair, (n,)
+        first (Tensor): which image is the first of each pair, (n,)
+        second (Tensor): and which the second
+    """
     first, second = (
         first[: len(values)],
         second[: len(values)],
@@ -94,7 +110,15 @@ def error_of_mean(
 # %% ../nbs/720_trust.ipynb #02e58eec
 @dataclass(frozen=True)
 class Candidate:
-    """One setting of a selection, and what it earned on validation pairs."""
+    """One setting of a selection, and what it earned on validation pairs.
+
+    Args:
+        dim (int)
+        kappa_pos (float)
+        nats (float): mean over validation pairs
+        behind (float): how many nats behind the best
+        error (float): standard error of that difference, over images
+    """
 
     dim: int
     kappa_pos: float
@@ -105,7 +129,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """What `choose` found."""
+    """What `choose` found.
+
+    Args:
+        candidates (list[Candidate])
+        chosen (Candidate)
+        heads (dict[tuple[int, float], UncertaintyHead]): all of them, by dim and
+            kappa_pos
+        test_nats (float): of the chosen one, on images that took no part in the choice
+        test_error (float): its standard error
+    """
 
     candidates: list[Candidate]
     chosen: Candidate
@@ -129,7 +162,17 @@ def choose(
     **options: Any,  # of `train_head`
 ) -> Selection:
     """Choose D and kappa_pos by the score of held-out pairs, and score the choice on a
-    third set of images."""
+    third set of images.
+
+    Args:
+        train (FeaturePairs)
+        validate (FeaturePairs): other images
+        test (FeaturePairs): and others again
+        dims (Sequence[int])
+        kappa_pos (Sequence[float])
+        n_pairs (int): for validation and for the test
+        **options (Any): of `train_head`
+    """
     if not dims or not kappa_pos:
         raise ValueError("dims and kappa_pos must name at least one value each")
     held_out, final = (
@@ -184,7 +227,16 @@ def _score(head: nn.Module, pair: tuple[Tensor, Tensor], kappa_pos: float) -> Te
 @dataclass(frozen=True)
 class Degree:
     """How far the posteriors, all together, are from uniform in the harmonics of one
-    degree."""
+    degree.
+
+    Args:
+        degree (int)
+        statistic (float): chi-squared with `dof` degrees of freedom if the directions
+            are uniform
+        dof (int)
+        p_value (float)
+        energy (float): this degree's part of the chi-squared divergence from uniform
+    """
 
     degree: int
     statistic: (
@@ -200,7 +252,13 @@ def harmonic_tests(
     q: VonMisesFisher,  # posteriors of independent images, (n,); all pairs are compared
     n_degrees: int = 4,
 ) -> list[Degree]:
-    """Test degree by degree whether posteriors fill the sphere evenly."""
+    """Test degree by degree whether posteriors fill the sphere evenly.
+
+    Args:
+        q (VonMisesFisher): posteriors of independent images, (n,); all pairs are
+            compared
+        n_degrees (int)
+    """
     n, dim = q.batch_shape[0], q.event_shape[0]
     if len(q.batch_shape) != 1 or n < 8:
         raise ValueError(
@@ -224,7 +282,14 @@ def harmonic_tests(
 # %% ../nbs/720_trust.ipynb #330f83f1
 @dataclass(frozen=True)
 class Uniformity:
-    """Evidence about the assumption that all posteriors together are uniform."""
+    """Evidence about the assumption that all posteriors together are uniform.
+
+    Args:
+        degrees (list[Degree])
+        z_mean (float): of Z(x) over images; 1 if uniform
+        z_spread (float): its standard deviation, noise removed, over its mean; 0 if
+            uniform
+    """
 
     degrees: list[Degree]
     z_mean: float  # of Z(x) over images; 1 if uniform
@@ -254,7 +319,14 @@ def uniformity(
     n_degrees: int = 4,
 ) -> Uniformity:
     """Test whether posteriors fill the sphere evenly, and measure how much it matters
-    if they do not."""
+    if they do not.
+
+    Args:
+        q (VonMisesFisher): posteriors of independent held-out images, (n,); a few
+            thousand at most, all pairs are compared
+        kappa_pos (float)
+        n_degrees (int)
+    """
     degrees = harmonic_tests(q, n_degrees)
     kappa = q.concentration.double()
     cosines = (q.loc.double() @ q.loc.double().T).clamp(-1, 1)
@@ -289,7 +361,15 @@ def _z_spread(
 # %% ../nbs/720_trust.ipynb #047a42d0
 @dataclass(frozen=True)
 class Reliability:
-    """Predicted probabilities and observed frequencies, by bin."""
+    """Predicted probabilities and observed frequencies, by bin.
+
+    Args:
+        predicted (Tensor): mean prediction
+        observed (Tensor): how often it came true
+        count (Tensor): predictions in the bin
+        error (float): mean distance between the two, bins weighted by the matches they
+            predict
+    """
 
     predicted: Tensor  # mean prediction
     observed: Tensor  # how often it came true
@@ -307,7 +387,24 @@ def match_reliability(
     n_bins: int = 10,
 ) -> Reliability:
     """Compare the predicted probability that a candidate is the partner with how often
-    it was."""
+    it was.
+
+    Args:
+        q (VonMisesFisher): posteriors of the first images, (n,)
+        q_pos (VonMisesFisher): of their partners, (n,)
+        kappa_pos (float)
+        n_candidates (int): in each contest: the partner and other pairs' partners
+        n_bins (int)
+
+    Example:
+        >>> import torch, pcl
+        >>> world = pcl.UniformProcess(dim=4, kappa_range=(16.0, 32.0), kappa_pos=20.0)
+        >>> x, x_pos, _ = world.sample(800, 1, torch.Generator().manual_seed(0))
+        >>> q, q_pos = world.posterior(x), world.posterior(x_pos)
+        >>> found = pcl.match_reliability(q, q_pos, kappa_pos=20.0)
+        >>> bool((found.predicted - found.observed).abs().max() < 0.2)
+        True
+    """
     n_contests, dim = q.batch_shape[0] // n_candidates, q.event_shape[0]
     if n_contests < 1 or n_candidates < 2:
         raise ValueError(
@@ -357,7 +454,26 @@ def pair_coverage(
     levels: Tensor | Sequence[float],  # stated probabilities
 ) -> Tensor:  # observed frequencies, one for each level
     """How often the direction of the partner lies in the band that should hold it with
-    these probabilities."""
+    these probabilities.
+
+    Args:
+        q (VonMisesFisher): posteriors of the first images, (n,)
+        q_pos (VonMisesFisher): of their partners, (n,)
+        kappa_pos (float)
+        levels (Tensor | Sequence[float]): stated probabilities
+
+    Returns:
+        Tensor: observed frequencies, one for each level
+
+    Example:
+        >>> import torch, pcl
+        >>> world = pcl.UniformProcess(dim=4, kappa_range=(16.0, 32.0), kappa_pos=20.0)
+        >>> x, x_pos, _ = world.sample(1000, 1, torch.Generator().manual_seed(0))
+        >>> q, q_pos = world.posterior(x), world.posterior(x_pos)
+        >>> found = pcl.pair_coverage(q, q_pos, kappa_pos=20.0, levels=[0.5, 0.9])
+        >>> bool((found - torch.tensor([0.5, 0.9])).abs().max() < 0.1)
+        True
+    """
     n, dim = q.batch_shape[0], q.event_shape[0]
     n_angles = 64 + 16 * math.ceil(
         math.sqrt(kappa_pos)
@@ -390,7 +506,15 @@ def pair_coverage(
 # %% ../nbs/720_trust.ipynb #81c6ed82
 @dataclass(frozen=True)
 class Recalibration:
-    """The increasing map kappa -> a kappa^b."""
+    """The increasing map kappa -> a kappa^b.
+
+    Args:
+        a (float)
+        b (float)
+        nats_before (float): score of the pairs it was fitted on
+        nats_after (float)
+        at_bound (bool): the fit ran into the end of its range: do not rely on it
+    """
 
     a: float
     b: float
@@ -423,7 +547,25 @@ def recalibrate(
     kappa_pos: float,
     n_candidates: int = 256,
 ) -> Recalibration:
-    """Fit the two numbers that make held-out pairs most probable."""
+    """Fit the two numbers that make held-out pairs most probable.
+
+    Args:
+        q (VonMisesFisher): posteriors of the first images of held-out pairs, (n,)
+        q_pos (VonMisesFisher): of their partners, (n,)
+        kappa_pos (float)
+        n_candidates (int)
+
+    Example:
+        >>> import torch, pcl
+        >>> world = pcl.UniformProcess(dim=4, kappa_range=(16.0, 32.0), kappa_pos=20.0)
+        >>> x, x_pos, _ = world.sample(200, 1, torch.Generator().manual_seed(0))
+        >>> q, q_pos = world.posterior(x), world.posterior(x_pos)
+        >>> too_sure = pcl.VonMisesFisher(q.loc, 4 * q.concentration)
+        >>> also = pcl.VonMisesFisher(q_pos.loc, 4 * q_pos.concentration)
+        >>> mend = pcl.recalibrate(too_sure, also, kappa_pos=20.0, n_candidates=16)
+        >>> bool((mend(too_sure).concentration < too_sure.concentration).all())
+        True
+    """
     kappas = torch.cat([q.concentration.reshape(-1), q_pos.concentration.reshape(-1)])
     if not bool(((kappas > 0) & kappas.isfinite()).all()):
         raise ValueError(
@@ -506,7 +648,14 @@ from .vmf import VonMisesFisher
 # %% ../nbs/725_intervals.ipynb #1edfe306
 @dataclass(frozen=True)
 class KappaInterval:
-    """Estimates of concentrations, and the range that pairs leave open."""
+    """Estimates of concentrations, and the range that pairs leave open.
+
+    Args:
+        kappa (Tensor)
+        low (Tensor)
+        high (Tensor): infinity: a point would make the pairs as probable
+        level (float): how often such a range should hold the truth
+    """
 
     kappa: Tensor
     low: Tensor
@@ -592,7 +741,22 @@ def recalibration_interval(
     images: tuple[Tensor, Tensor] | None = None,
     n_candidates: int = 256,
 ) -> KappaInterval:  # the shape of kappa
-    """What a head's kappa stands for after recalibration, and how well pairs fix it."""
+    """What a head's kappa stands for after recalibration, and how well pairs fix it.
+
+    Args:
+        mend (Recalibration): as `recalibrate` fitted it on these pairs
+        q (VonMisesFisher): posteriors of the first images, before it, (n,)
+        q_pos (VonMisesFisher): of their partners, (n,)
+        kappa_pos (float)
+        kappa (Tensor): what the head says, before recalibration, any shape
+        level (float)
+        images (tuple[Tensor, Tensor] | None): which image is the first of each pair,
+            and which the second; None: no image twice
+        n_candidates (int)
+
+    Returns:
+        KappaInterval: the shape of kappa
+    """
     _check_level(level)
     if mend.at_bound:
         raise ValueError(
@@ -634,7 +798,26 @@ def kappa_interval(
     kappa_pos: float,
     level: float = 0.95,
 ) -> KappaInterval:  # single numbers
-    """The concentration of one image from its partners, by likelihood ratio."""
+    """The concentration of one image from its partners, by likelihood ratio.
+
+    Args:
+        loc (Tensor): direction of one image, (D,)
+        q_pos (VonMisesFisher): posteriors of its partners, (n,)
+        kappa_pos (float)
+        level (float)
+
+    Returns:
+        KappaInterval: single numbers
+
+    Example:
+        >>> import torch, pcl
+        >>> mu = torch.tensor([0.0, 0.0, 1.0])
+        >>> partners = pcl.VonMisesFisher(mu, 10.0).sample((50,))
+        >>> q_pos = pcl.VonMisesFisher(partners, 30.0)
+        >>> found = pcl.kappa_interval(mu, q_pos, kappa_pos=20.0)
+        >>> bool(found.low <= found.kappa <= found.high)
+        True
+    """
     _check_level(level)
     if (
         len(q_pos.batch_shape) != 1

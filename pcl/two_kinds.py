@@ -18,7 +18,14 @@ from .objectives import encoder_groups
 # %% ../nbs/290_two_kinds.ipynb #28f63d40
 class TwoKinds(Objective):
     """Pairs of two kinds for one encoder: positives, and two looks at one latent; the
-    sum of two losses."""
+    sum of two losses.
+
+    Args:
+        encoder (nn.Module): observations to `VonMisesFisher`
+        loss (nn.Module): of positives, called as loss(q, q_pos, q_neg)
+        look_loss (nn.Module): of two looks at one latent; exact is ELK(1.0)
+        rates (Mapping[str, float] | None): on those of groups, such as "loss"
+    """
 
     parts = ("anchors", "positives", "looks", "second looks", "negatives")
 
@@ -29,6 +36,7 @@ class TwoKinds(Objective):
         look_loss: nn.Module,  # of two looks at one latent; exact is ELK(1.0)
         rates: Mapping[str, float] | None = None,  # on those of groups, such as "loss"
     ):
+        """The class lists the parameters."""
         super().__init__()
         self.positives, self.looks = (
             Contrast(encoder, loss),

@@ -21,7 +21,16 @@ from .provenance import data_folder
 # %% ../nbs/912_works.ipynb #efca7ce7
 @dataclass(frozen=True)
 class Work:
-    """A source of questions, and of numbers if it is published."""
+    """A source of questions, and of numbers if it is published.
+
+    Args:
+        name (str)
+        title (str)
+        authors (str)
+        year (int | None)
+        source (str): where it can be read
+        versions (tuple[str, ...]): of its text, where they differ
+    """
 
     name: str
     title: str
@@ -57,10 +66,11 @@ def works() -> dict[str, Work]:
 
 # %% ../nbs/912_works.ipynb #fb91acd4
 CAUSES = {
-    "budget": "fewer steps, pairs or samples than published",
+    "budget": "fewer steps, pairs, samples or seeds than published, or than it takes",
     "corrected part": "a part that was published with an error is corrected in ours",
     "backbone or data": "another network, other images or other labels",
     "better": "ours is better, and a constant is not",
+    "released files": "the files that the authors released give another number",
     "artefact of a rule": "the rule of the verdict, not the runs",
     "not testable here": "what it takes is not to be had here",
     "unexplained": "no run separates what it could be",
@@ -69,16 +79,30 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Cause:
-    """Why runs of one kind differ from a published cell."""
+    """Why runs of one kind differ from a published cell.
+
+    Args:
+        kind (str): a key of `CAUSES`
+        text (str)
+        runs (str): the runs it speaks of: these, ours, none, or their data
+    """
 
     kind: str  # a key of `CAUSES`
     text: str
-    runs: str = "as published"  # the runs it speaks of, or ours
+    # the runs it speaks of: these, ours, none, or their data
+    runs: str = "as published"
 
 
 @dataclass(frozen=True)
 class Home:
-    """Where the run behind a row is recorded, if that is another row's run."""
+    """Where the run behind a row is recorded, if that is another row's run.
+
+    Args:
+        row (str)
+        experiment (str): the home's
+        home (str): the home's row
+        preset (str): the only preset at which the two are one run; all if empty
+    """
 
     row: str
     experiment: str  # the home's
@@ -88,7 +112,41 @@ class Home:
 
 @dataclass(frozen=True)
 class PublishedCell:
-    """One published number, as printed, with its source."""
+    """One published number, as printed, with its source.
+
+    Args:
+        experiment (str): `work.table` for all works but pcl
+        row (str)
+        metric (str)
+        version (str): which version of the text prints it: both, paper, thesis
+        printed (str)
+        rule (str): a key of `RULES`
+        value (float | None)
+        stderr (float | None)
+        half_unit (float): rounding of the last printed digit
+        seeds (int | None): runs behind the standard error
+        better (str): "lower", "higher", or "" where there is no direction
+        label (str): the metric in words
+        title (str)
+        source (str)
+        note (str)
+        along (tuple[str, ...]): the rows a trend runs through
+        like (str): our metric that computes what the published code computed, if it
+            goes by another name
+        runs_of (str): the experiment whose runs answer it, where that is not its own
+        threshold (float | None): above which a run counts as diverged
+        work (str)
+        chapter (str): the file, without its ending, that tells of it
+        causes (tuple[Cause, ...]): why runs differ from it, where they do
+        homes (tuple[Home, ...]): of its row, and of the rows of its trend
+        copy (bool): printed before, in another table
+        counted (bool): once a number, by the last version of the text
+        constant (str): our metric for what a constant would score
+        untrained (str): and for what an encoder scores before it learns
+        only_with (str): the metric of the same row without which it is no evidence
+        learned_from (str): the setting that, if on, trains for this very metric
+        started_at (str): the setting in which a search starts
+    """
 
     experiment: str  # `work.table` for all works but pcl
     row: str
@@ -145,7 +203,11 @@ _WORDS = {
 def parse_cell(
     printed: str,
 ) -> tuple[str, float | None, float | None, float]:  # rule, value, stderr, half unit
-    """Read a printed cell."""
+    """Read a printed cell.
+
+    Returns:
+        tuple[str, float | None, float | None, float]: rule, value, stderr, half unit
+    """
     if printed in _WORDS:
         return *_WORDS[printed], None, 0.0
     if power := _POWER.fullmatch(printed):
@@ -172,6 +234,7 @@ _TABLE = (
     "along",
     "runs_of",
     "diverges_above",
+    "recomputed",
 )
 _ABOUT = ("constant", "untrained", "only_with", "learned_from")
 
@@ -184,6 +247,8 @@ def _table_cells(
     for row, printed_cells in table["rows"].items():
         for metric, printed in zip(table["metrics"], printed_cells, strict=True):
             rule, value, stderr, half = parse_cell(printed)
+            if rule == "value" and table.get("recomputed"):
+                rule = "recomputed"
             if rule == "diverges" and "diverges_above" not in table:
                 raise ValueError(f"{where} needs diverges_above for its cell {printed}")
             word = lookup(f"metric in {where}", metric, words)
@@ -283,7 +348,8 @@ def _causes(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Cause]]:
             raise ValueError(f"a cause must have {', '.join(absent)}: {entry}")
         lookup("cause", entry["kind"], CAUSES)
         runs = entry.get("runs", "as published")
-        lookup("kind of runs", runs, dict.fromkeys(("as published", "ours")))
+        kinds = ("as published", "ours", "none", "their data")
+        lookup("kind of runs", runs, dict.fromkeys(kinds))
         named = entry["metric"]
         for metric in [named] if isinstance(named, str) else named:
             key = entry["experiment"], entry["row"], metric
@@ -327,6 +393,7 @@ _PARTS = (
     "same_run",
     "claim",
     "shown",
+    "rerun",
     "config",
 )
 
@@ -335,7 +402,12 @@ def cells_of(
     name: str,  # of the work
     data: Mapping[str, Any],  # its file, parsed
 ) -> list[PublishedCell]:
-    """Every published number of one work, in the order of its file."""
+    """Every published number of one work, in the order of its file.
+
+    Args:
+        name (str): of the work
+        data (Mapping[str, Any]): its file, parsed
+    """
     check_keys(f"part of {name}.toml", data, _PARTS)
     words, versions = data["metrics"], data["work"]["versions"]
     found = [c for t in data.get("table", ()) for c in _table_cells(t, words)]
@@ -378,17 +450,26 @@ def cells_of(
 def published_numbers(
     work: str | None = None,  # default all works
 ) -> list[PublishedCell]:
-    """Every published number, in the order of the data files."""
+    """Every published number, in the order of the data files.
+
+    Args:
+        work (str | None): default all works
+    """
     files = _published_files()
     names = files if work is None else (work,)
     return [c for n in names for c in cells_of(n, lookup("published work", n, files))]
 
 
 def published_part(
-    part: str,  # claim or shown
+    part: str,  # claim, shown or rerun
     work: str = "pcl",
 ) -> list[dict[str, Any]]:
-    """The entries of one part of a work's file, as they stand there."""
+    """The entries of one part of a work's file, as they stand there.
+
+    Args:
+        part (str): claim, shown or rerun
+        work (str)
+    """
     data = lookup("published work", work, _published_files())
     return [dict(entry) for entry in data.get(part, ())]
 

@@ -26,14 +26,17 @@ from benchmarks import (
 )
 from benchmarks import (
     bench_bessel,
+    bench_embed,
     bench_gradient,
     bench_kernels,
     bench_losses,
     bench_metrics,
     bench_vmf,
+    dispatch,
     growth,
     roofline,
 )
+from benchmarks import peers as beside
 from benchmarks.record import measured_now, of_row, peers
 from benchmarks.timing import Bars, Row, installed, interleaved, quartiles
 
@@ -44,6 +47,7 @@ MODULES = (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_embed,
 )
 
 
@@ -261,3 +265,58 @@ def test_the_table_is_counted_as_it_is_evaluated() -> None:
     assert roofline.table_flops(10) > 3 * degrees_times_rank
     with pytest.raises(ValueError, match="no table"):
         roofline.table_flops(3)
+
+
+def test_the_neighbours_are_an_extra_that_set_up_leaves_out(root: Path) -> None:
+    import tomllib
+
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    apart = {line.split(">")[0] for line in extras["peers"]}
+    assert apart == {peer for peer, _ in beside.CHECKS.values()} - {"timm"}
+    for extra in ("train", "images", "heads", "onnx", "book", "dev"):
+        assert not apart & {line.split(">")[0] for line in extras[extra]}
+    (line,) = [x for x in (root / "Makefile").read_text().splitlines() if "dev]'" in x]
+    assert "peers" not in line
+    pinned = (root / "constraints.txt").read_text().lower()
+    assert all(f"\n{name}==" in pinned for name in apart)
+
+
+def test_a_neighbour_that_is_here_is_compared(capsys) -> None:
+    """One comparison needs nothing that the checks do without."""
+    pytest.importorskip("timm")
+    beside.main(["--dry", "timm.resnet"])
+    assert "timm.resnet (timm " in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        beside.main(["--dry", "nobody"])
+    with pytest.raises(SystemExit, match="make peers: this does not hold"):
+        beside.require(False, "this")
+
+
+@pytest.mark.parametrize("name", list(dispatch.LOSSES))
+def test_losses_hand_few_operations_to_the_device(name: str) -> None:
+    """Counts are the same on any machine: what starves a GPU is bounded here."""
+    operations, reads = dispatch.count(dispatch.LOSSES[name]())
+    assert operations <= dispatch.BAR[0] and 1 <= reads <= dispatch.BAR[1]
+
+
+def test_one_part_runs_alone_and_is_not_recorded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command.main(["--only", "dispatch"])
+    shown = capsys.readouterr().out
+    assert "MCInfoNCE" in shown and "optimizer" in shown and "Not recorded" in shown
+    assert "log_normalizer" not in shown
+    (record, *_) = command.run(True, "smoke", ["dispatch"])
+    assert record.experiment == "dispatch" and record.metrics["reads"] >= 1
+    with pytest.raises(SystemExit):
+        command.main(["--only", "nothing"])
+
+
+def test_the_counter_counts() -> None:
+    counter = dispatch.Counter()
+    x = torch.tensor([1.0, 2.0])
+    with counter, dispatch.lists_counted(counter):
+        y = x + 1
+        bool(y.sum() > 0), y.tolist(), y[y > 2]
+    assert counter.reads == 3 and counter.operations >= 5

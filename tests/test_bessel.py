@@ -82,6 +82,34 @@ def test_log_normalizer_meets_the_oracle(dim, dtype, bar):
 
 
 @pytest.mark.parametrize("dim", DIMS)
+def test_short_vectors_read_off_a_table_meet_the_oracle(dim):
+    kappa = torch.tensor([*KAPPAS[:-1], 7e6 * dim / 2] * 5, dtype=torch.float64)
+    table = log_normalizer(dim, kappa)
+    assert not torch.equal(table, log_normalizer(dim, kappa.requires_grad_()))
+    for k, value in zip(kappa.tolist()[: len(KAPPAS)], table.tolist(), strict=False):
+        truth = oracle(dim, k)[1]
+        assert float(abs(value - truth)) <= 1e-14 * max(abs(float(truth)), k, dim), k
+    single = log_normalizer(dim, kappa.detach().float())
+    torch.testing.assert_close(single, table.float(), rtol=1e-6, atol=1e-6 * dim)
+
+
+def test_the_table_is_left_alone_where_it_does_not_reach():
+    long = torch.tensor([0.0, 3.0, INF] * 40, dtype=torch.float64)
+    assert torch.equal(log_normalizer(7, long)[:3], log_normalizer(7, long[:3]))
+    for bad in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="non-negative"):
+            log_normalizer(7, torch.full((100,), bad, dtype=torch.float64))
+    with pytest.raises(ValueError, match="at least 2"):
+        log_normalizer(1, torch.ones(100))
+    kappa = torch.linspace(0.1, 30, 100, dtype=torch.float64)
+    one = torch.ones_like(kappa)
+    slope = torch.func.jvp(lambda k: log_normalizer(7, k), (kappa,), (one,))[1]
+    torch.testing.assert_close(slope, -bessel_ratio(2.5, kappa), rtol=1e-12, atol=0)
+    mapped = torch.vmap(lambda k: log_normalizer(7, k))(kappa.expand(3, 100))
+    torch.testing.assert_close(mapped[0], log_normalizer(7, kappa), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("dim", DIMS)
 def test_ratio_and_slopes_meet_the_oracle(dim):
     kappa = torch.tensor(KAPPAS, dtype=torch.float64, requires_grad=True)
     (minus_a,) = torch.autograd.grad(

@@ -279,6 +279,42 @@ def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+FORKED = """
+import sys
+import nbformat
+sys.path.insert(0, "book")
+import pcl_kernels
+from pcl_run import run
+pcl_kernels.PRELOAD = ("matplotlib.figure", "json.tool")
+pcl_kernels.fork_kernels()
+def page(*sources):
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    return run(nbformat.v4.new_notebook(cells=cells), ".", 60, True)
+ran, _, wrong = page(
+    "import os, sys; here = os.getpid(); print('json.tool' in sys.modules)",
+    "import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.show()",
+    "print('pcl' in sys.modules, 'sphinx' in sys.modules, 'book' in sys.path)",
+)
+assert not wrong, wrong
+said = [cell.outputs[0] for cell in ran.cells]
+assert said[0].text.strip() == "True" and "image/png" in said[1].data
+assert said[2].text.strip() == "False False False"
+ran, _, wrong = page("print('here' in globals())", "1 / 0")
+assert ran.cells[0].outputs[0].text.strip() == "False"
+assert len(wrong) == 1 and wrong[0].startswith("cell 2: ZeroDivisionError"), wrong
+_, _, wrong = page("import os; os._exit(3)")
+assert wrong == ["DeadKernelError: Kernel died"], wrong
+print("forked")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kernels are forked")
+def test_forked_kernels_are_fresh_show_figures_and_may_die(root: Path) -> None:
+    words = [sys.executable, "-c", FORKED]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == ["forked"], done.stderr
+
+
 @pytest.fixture
 def small_project(root: Path, tmp_path: Path) -> Path:
     """A book with a library of one module, and all that make needs."""

@@ -281,6 +281,14 @@ def test_a_full_disk_behind_the_output_gets_one_line() -> None:
     assert "No space left on device" in done.stderr
 
 
+def test_an_interrupt_while_torch_is_imported_gets_one_line(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = in_a_shell("doctor", PYTHONPATH=path)
+    assert done.returncode == 130 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("pcl: interrupted")
+
+
 def test_a_folder_that_cannot_be_made_gets_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

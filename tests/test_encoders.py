@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from pcl.encoders import SphereEncoder, encode, mlp_encoder, set_kappa_range
+from pcl.encoders import (
+    Cap,
+    NormEncoder,
+    SphereEncoder,
+    encode,
+    mlp_encoder,
+    set_kappa_range,
+    soft_cap,
+    soft_exp,
+)
 from pcl.networks import mlp
 
 
@@ -47,11 +58,71 @@ def test_range_is_set_exactly_and_the_order_kept(shared: bool) -> None:
     assert (after[settled].diff() > -1e-3).all()
 
 
-def test_a_runaway_kappa_stays_finite() -> None:
+@pytest.mark.parametrize("cap, most", [("hard", 1.0001e6), ("soft", 2.0001e6)])
+def test_a_runaway_kappa_stays_finite(cap: Cap, most: float) -> None:
     head = nn.Linear(2, 1)
     nn.init.constant_(head.bias, 1e4)
-    q = SphereEncoder(nn.Linear(2, 3), head)(torch.randn(4, 2))
-    assert q.concentration.max() <= 1.0001e6
+    q = SphereEncoder(nn.Linear(2, 3), head, cap=cap)(torch.randn(4, 2))
+    assert q.concentration.max() <= most
+
+
+@pytest.mark.parametrize("bias", [-1e4, -50.0, 50.0, 1e4])
+def test_a_saturated_kappa_finds_its_way_back(bias: float) -> None:
+    """A clamp has no gradient where it clamps, nor has 1 + e^s where that is 1; a soft
+    cap has one everywhere, in the right direction."""
+    for cap, way_back in (("soft", True), ("hard", False)):
+        head = nn.Linear(2, 1)
+        nn.init.constant_(head.bias, bias)
+        encoder = SphereEncoder(nn.Linear(2, 3), head, cap=cap)
+        kappa = encoder(torch.ones(4, 2)).concentration
+        ((kappa.log() - 3) ** 2).sum().backward()
+        assert head.bias.grad is not None
+        found = head.bias.grad.item() * (bias > 0 or -1)
+        assert found > 0 if way_back else abs(found) < 1e-20, (cap, found)
+
+
+@pytest.mark.parametrize("length", [1e7, 1e12, 1e18])
+def test_a_length_past_the_cap_finds_its_way_back(length: float) -> None:
+    for cap, slope in (("soft", True), ("hard", False)):
+        out = torch.tensor([[length, 0.0]], requires_grad=True)
+        kappa = NormEncoder(nn.Identity(), cap=cap)(out).concentration
+        assert kappa.item() < 2.0001e6
+        kappa.log().sum().backward()
+        assert out.grad is not None
+        assert (out.grad[0, 0].item() > 0) is slope
+
+
+def test_the_soft_cap_is_smooth_and_the_identity_below() -> None:
+    s = torch.linspace(-6, 20, 2601, dtype=torch.float64, requires_grad=True)
+    kappa = soft_exp(s, math.log(1e6))
+    (slope,) = torch.autograd.grad(kappa.sum(), s)
+    by_hand = (kappa[2:] - kappa[:-2]) / (s[2:] - s[:-2])
+    torch.testing.assert_close(slope[1:-1], by_hand, rtol=2e-2, atol=1e-6)
+    between = (s >= -3) & (s <= math.log(1e6))
+    assert torch.equal(kappa[between], s[between].exp())
+    assert (kappa.diff() > 0).all()
+    torch.testing.assert_close(
+        soft_cap(s.exp(), 1e6)[s > -3], kappa[s > -3], rtol=1e-12, atol=0
+    )
+    assert torch.equal(soft_cap(s, math.inf), s)
+
+
+@pytest.mark.parametrize("low, high", [(1.001, 1.01), (1.02, 5.0), (16.0, 32.0)])
+def test_a_range_near_one_is_set_too(low: float, high: float) -> None:
+    torch.manual_seed(0)
+    encoder, x = mlp_encoder(3, 2, [8]), torch.randn(50, 3)
+    set_kappa_range(encoder, x, low, high)
+    with torch.no_grad():
+        kappa = encoder(x).concentration
+    found = torch.stack([kappa.min(), kappa.max()])
+    torch.testing.assert_close(found, torch.tensor([low, high]), rtol=1e-4, atol=0)
+
+
+def test_an_unknown_cap_is_refused() -> None:
+    with pytest.raises(ValueError, match="'soft' or 'hard'"):
+        mlp_encoder(3, 2, [4], cap="firm")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'soft' or 'hard'"):
+        NormEncoder(nn.Identity(), cap="none")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ from pcl.marginal import log_marginal
 from pcl.metrics import pair_cosines
 from pcl.studies import controlled
 from pcl.studies.losses import measure_grid
-from pcl.training import Config, Diverged, Draw, fit
+from pcl.training import Config, Diverged, Draw
+from pcl.training import train_encoder as fit
 from pcl.vmf import VonMisesFisher
 
 TINY = Config(steps=12, batch_size=8, log_every=5, kappa_from=0.0)
@@ -162,7 +163,7 @@ def test_what_a_killed_writer_has_reported_is_there(tmp_path: Path) -> None:
 STALLED = """
 import os, sys, time
 from pcl.losses import InfoNCE
-from pcl.training import Config, fit
+from pcl.training import Config, train_encoder as fit
 from training_world import Encoder, draw
 sync, calls = os.fsync, []
 def stall(fd):
@@ -464,7 +465,7 @@ def test_a_killed_search_resumes_in_the_cell_it_was_in(
         return run
 
     steps: list[int] = []
-    monkeypatch.setattr(controlled, "fit", counted)
+    monkeypatch.setattr(controlled, "train_encoder", counted)
     with pytest.raises(Stop):
         measure_grid(config, 100, file)
     broken = trained[-1]
@@ -541,7 +542,7 @@ def test_two_runs_of_the_same_row_at_once(tmp_path: Path) -> None:
 TOGETHER = """
 import sys
 from pcl.losses import InfoNCE
-from pcl.training import Config, fit
+from pcl.training import Config, train_encoder as fit
 from training_world import Encoder, draw
 fit(Encoder(), InfoNCE(5.0), draw, Config(steps=15, batch_size=8, log_every=5, kappa_from=0.0), checkpoint=sys.argv[1],
     checkpoint_every=1)

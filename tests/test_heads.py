@@ -136,6 +136,27 @@ def test_saved_and_loaded_it_gives_the_same_bits(
     assert again.card == head.card
 
 
+def test_a_head_of_before_the_soft_cap_keeps_its_clamp(
+    head: UncertaintyHead, tmp_path: Path
+) -> None:
+    path, x = tmp_path / "head.safetensors", blobs()[0]
+    card = json.loads(save_head(head, path).read_text())
+    assert load_head(path).cap == "soft"
+    for old in ({"kappa": "a |v|^b"}, {}):  # as such cards say it, or say nothing
+        before = {k: v for k, v in card.items() if k != "kappa"} | old
+        path.with_suffix(".json").write_text(json.dumps(before))
+        again = load_head(path)
+        assert again.cap == "hard"
+        assert torch.equal(again(x).concentration, head(x).concentration)
+        again.kappa_max = 1.0  # far below what it says: a clamp has one value there
+        assert again(x).concentration.max() == 1.0
+        assert json.loads(save_head(again, path).read_text())["kappa"] == "a |v|^b"
+    soft = UncertaintyHead(6, 4, 16)
+    soft.load_state_dict(head.state_dict())
+    soft.kappa_max = 1.0
+    assert soft(x).concentration.min() > 1.0
+
+
 def test_the_card_says_what_was_done(head: UncertaintyHead, tmp_path: Path) -> None:
     save_head(head, tmp_path / "head.safetensors")
     card = read_card(tmp_path / "head.safetensors")
@@ -314,5 +335,5 @@ def test_a_wrong_option_is_answered_with_the_right_one() -> None:
     x, labels = blobs()
     with pytest.raises(TypeError, match=r"unknown option .* 'setps'.*'steps'"):
         train_head(x, labels, setps=3)
-    with pytest.raises(TypeError, match=r"unknown option .*'learning_rate'"):
+    with pytest.raises(TypeError, match=r"'learning_rate': known are .*\blr_mu\b"):
         train_head(x, labels, learning_rate=1e-3)

@@ -34,8 +34,10 @@ def python(code: str, **env: str) -> str:
 
 
 def test_import_pulls_in_nothing_heavy() -> None:
-    loaded = python("import sys, pcl; print(*sys.modules)").split()
-    assert [name for name in HEAVY if name in loaded] == []
+    loaded = python("import sys, pcl; dir(pcl); print(*sys.modules)").split()
+    assert [n for n in (*HEAVY, "torch", "numpy", "scipy") if n in loaded] == []
+    ours = {n for n in loaded if n.startswith("pcl.")}
+    assert ours == {"pcl._front"}, "a module of ours is loaded before it is asked for"
 
 
 def test_every_module_imports_without_extras(root: Path) -> None:
@@ -191,6 +193,21 @@ def test_each_chapter_imports_what_its_exported_cells_use(root: Path) -> None:
             assert not borrowed, f"{stem} uses {sorted(borrowed)} of another chapter"
 
 
+def after_nbdev(root: Path) -> list[list[str]]:
+    """What `make export` runs after nbdev, with full paths."""
+    _, rest = (root / "Makefile").read_text().split("$(BIN)/nbdev_export\n")
+    recipe = rest.split("\n\n")[0]
+    scripts = re.findall(r"^\t\$\(BIN\)/python (\S+)$", recipe, re.MULTILINE)
+    assert scripts == recipe.replace("\t$(BIN)/python ", "").split()
+    return [[str(root / script)] for script in scripts]
+
+
+def written(root: Path) -> dict[str, str]:
+    """The text of every module that chapters write, of the package itself too."""
+    own = {n: root / "pcl" / f"{n}.py" for n in ("__init__", "_front", "_moved")}
+    return {n: p.read_text() for n, p in (modules(root) | own).items()}
+
+
 def test_package_is_a_fresh_export(root: Path, tmp_path: Path) -> None:
     for name in ("nbs", "pcl"):
         shutil.copytree(
@@ -198,15 +215,17 @@ def test_package_is_a_fresh_export(root: Path, tmp_path: Path) -> None:
             tmp_path / name,
             ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"),
         )
-    shutil.copy(root / "settings.ini", tmp_path)
+    for name in ("settings.ini", "CONTRIBUTING.md"):
+        shutil.copy(root / name, tmp_path)
     for path in modules(tmp_path).values():
         path.unlink()
     export = "from nbdev.doclinks import nbdev_export; nbdev_export()"
-    subprocess.run(
-        [sys.executable, "-c", export], cwd=tmp_path, check=True, capture_output=True
-    )
-    committed = {n: p.read_text() for n, p in modules(root).items()}
-    exported = {n: p.read_text() for n, p in modules(tmp_path).items()}
+    steps = [["-c", export], *after_nbdev(root)]
+    for step in steps:
+        subprocess.run(
+            [sys.executable, *step], cwd=tmp_path, check=True, capture_output=True
+        )
+    committed, exported = written(root), written(tmp_path)
     assert sorted(committed) == sorted(exported)
     other = [name for name in committed if committed[name] != exported[name]]
     assert other == [], "run make export"
@@ -256,7 +275,7 @@ def test_everything_exported_has_a_docstring_and_hints(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["reproduce", "test", "book", "data", "serve", "bench", "clean"]
+    "target", ["reproduce", "test", "book", "data", "serve", "bench", "peers", "clean"]
 )
 def test_make_explains_itself(root: Path, target: str) -> None:
     said = subprocess.run(

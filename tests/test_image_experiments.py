@@ -104,10 +104,10 @@ def test_the_best_weights_survive_a_killed_run(tmp_path, monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(cifar10h, "encode", dies)
-    original = cifar10h.fit
+    original = cifar10h.train_encoder
     monkeypatch.setattr(
         cifar10h,
-        "fit",
+        "train_encoder",
         lambda *args, **kwargs: original(*args, **kwargs, checkpoint_every=2),
     )
     with pytest.raises(KeyboardInterrupt):

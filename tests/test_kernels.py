@@ -2,6 +2,9 @@
 vMF against quadrature."""
 
 import math
+import warnings
+from functools import cache
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -42,6 +45,14 @@ def by_exact_series(
 ) -> torch.Tensor:
     """The series in arithmetic with so many digits that its cancellation does not
     matter."""
+    logs = exact_logs(cosines, kappas, dim, digits, n_terms)
+    return tensor(*(float(log) for log in logs))
+
+
+def exact_logs(
+    cosines: list[Any], kappas: tuple[Any, ...], dim: int, digits: int, n_terms: int
+) -> list[Any]:
+    """The logarithms of the series with all their digits."""
     with mpmath.workdps(digits):
         nu, products = mpmath.mpf(dim) / 2 - 1, [mpmath.mpf(1)] * n_terms
         for kappa in (mpmath.mpf(k) for k in kappas):
@@ -75,8 +86,8 @@ def by_exact_series(
                     ((2 * degree + dim - 2) * t * now - degree * before)
                     / (degree + dim - 2),
                 )
-            logs.append(float(mpmath.log(total)))
-    return tensor(*logs)
+            logs.append(mpmath.log(total))
+    return logs
 
 
 def by_adaptive_quadrature(
@@ -712,21 +723,191 @@ def test_one_matrix_per_gradient_is_kept_and_no_more():
     )  # cos and three slopes, and the concentrations
 
 
+def exact_curvature(t: float, kappas: tuple[float, ...], dim: int) -> torch.Tensor:
+    """Second differences of the series with 120 digits, in steps of 1e-20: (4, 4)."""
+    with mpmath.workdps(120):
+        step = mpmath.mpf(10) ** -20
+        cosines = [mpmath.mpf(t) + i * step for i in (-1, 0, 1)]
+
+        @cache
+        def logs(*moves: int) -> list[Any]:
+            moved = tuple(
+                mpmath.mpf(k) + m * step for k, m in zip(kappas, moves, strict=True)
+            )
+            return exact_logs(cosines, moved, dim, 120, 160)
+
+        def at(**moves: int) -> Any:
+            return logs(*(moves.get(n, 0) for n in "abc"))[1 + moves.get("t", 0)]
+
+        found = torch.zeros(4, 4, dtype=F64)
+        for i, m in enumerate("tabc"):
+            for j, n in enumerate("tabc"):
+                if m == n:
+                    total = at(**{m: 1}) - 2 * at() + at(**{m: -1})
+                else:
+                    ends = [(a, b) for a in (1, -1) for b in (1, -1)]
+                    total = sum(a * b * at(**{m: a, n: b}) for a, b in ends) / 4
+                found[i, j] = float(total / step**2)
+    return found
+
+
+@pytest.mark.parametrize("dim", [2, 3, 10, 64])
+@pytest.mark.parametrize(
+    "kappas", [(1e-3, 0.5, 2.0), (9.0, 4.0, 14.0), (30.0, 45.0, 20.0)]
+)
+def test_curvature_against_many_digits(dim, kappas):
+    cosines = (-1.0, -0.6, 0.3, 0.999, 1.0)
+    each = tensor(*kappas)[:, None].expand(3, len(cosines))
+    found = pair_integral.marginal_curvature(tensor(*cosines), each, dim)
+    scale = torch.cat([tensor(1.0)[None], tensor(*kappas).clamp(min=1)])
+    for n, t in enumerate(cosines):
+        exact = exact_curvature(t, kappas, dim)
+        size = (exact * scale * scale[:, None]).abs().max().clamp(min=1e-3)
+        error = ((found[..., n] - exact) * scale * scale[:, None]).abs().max()
+        assert error < 2e-10 * size, (t, error / size)
+
+
+@pytest.mark.parametrize("dim", [2, 3, 10, 64, 512])
+@pytest.mark.parametrize(
+    "kappas", [(0.0, 0.0, 0.0), (0.0, 5.0, 3.0), (20.0, 1e4, 50.0), (1e6, 300.0, 1e6)]
+)
+def test_curvature_in_the_cosine_from_two_and_four_dimensions_up(dim, kappas):
+    t = tensor(-1.0, -0.2, 0.5, 0.99, 1.0)
+    each = tensor(*kappas)[:, None].expand(3, len(t))
+    kp, k1, k2 = each
+    logs = [log_marginal(t, k1, k2, kp, dim + 2 * n) for n in range(3)]
+    steps = [
+        (dim + 2 * n) * bessel_ratio(dim / 2 - 1 + n, each).prod(0) for n in range(2)
+    ]
+    slope = steps[0] * (logs[1] - logs[0]).exp()
+    second = steps[0] * steps[1] * (logs[2] - logs[0]).exp()
+    found = pair_integral.marginal_curvature(t, each, dim)
+    assert found.isfinite().all()
+    torch.testing.assert_close(
+        found[0, 0] + slope**2, second, rtol=2e-7, atol=1e-9
+    )  # lem-dimension-shift, twice
+
+
+def at_point(*kappas: float) -> torch.Tensor:
+    found = pair_integral.marginal_curvature(
+        tensor(-0.7, 0.0, 0.8), tensor(*kappas)[:, None].expand(3, 3), 10
+    )
+    assert found.isfinite().all() and torch.equal(found, found.transpose(0, 1))
+    return found
+
+
+def test_curvature_does_not_mind_the_order_and_reaches_its_limits():
+    kappas = (8.0, 30.0, 3.0)
+    whole = at_point(*kappas)
+    for order in ((0, 2, 1), (2, 1, 0), (1, 2, 0)):
+        some = torch.tensor([0, *(1 + i for i in order)])
+        torch.testing.assert_close(
+            at_point(*(kappas[i] for i in order)), whole[some][:, some]
+        )
+    # towards a point mass the integral runs into the closed form
+    torch.testing.assert_close(
+        at_point(8.0, 30.0, 9e11), at_point(8.0, 30.0, math.inf), rtol=1e-6, atol=1e-9
+    )
+    torch.testing.assert_close(
+        at_point(8.0, 9e11, math.inf),
+        at_point(8.0, math.inf, math.inf),
+        atol=1e-9,
+        rtol=0,
+    )
+    assert not at_point(math.inf, math.inf, math.inf).any()
+    # towards nothing known it is continuous as well
+    torch.testing.assert_close(
+        at_point(0.0, 30.0, 8.0), at_point(1e-9, 30.0, 8.0), rtol=1e-6, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("dim", [2, 3, 10, 64])
+@pytest.mark.parametrize("kappa", [0.05, 4.0, 40.0, 3e3])
+def test_second_derivatives_of_the_marginal(dim, kappa):
+    cos = tensor(-0.95, 0.2, 0.97).requires_grad_()
+    concentrations = [
+        (kappa * torch.linspace(a, b, 3, dtype=F64)).requires_grad_()
+        for a, b in ((0.7, 1.4), (1.2, 0.8), (1.0, 1.5))
+    ]
+    size = max(1.0, kappa)
+    assert torch.autograd.gradgradcheck(
+        lambda t, *logs: log_marginal(t, *(size * k for k in logs), dim) / size,
+        (cos, *((k / size).detach().requires_grad_() for k in concentrations)),
+        eps=1e-4,
+        atol=2e-4,
+        rtol=2e-4,
+    )
+
+
 @pytest.mark.parametrize("kappa", [4.0, 2e5])
-def test_a_second_derivative_of_the_marginal_is_refused_never_zero(
-    kappa: float,
-) -> None:
-    k0 = tensor(kappa, kappa * 2)
+def test_the_hessian_of_the_marginal_is_right_in_every_mode(kappa: float) -> None:
+    cos, k0 = tensor(0.4, -0.2), tensor(kappa, kappa * 2)
 
     def value(k: torch.Tensor) -> torch.Tensor:
-        return log_marginal(tensor(0.4), k, k * 0 + 4, 16.0, 5).sum()
+        return log_marginal(cos, k, k * 0 + 4, 16.0, 5).sum()
 
-    for ask in ("hessian", "hvp"):
-        with pytest.raises(RuntimeError, match="log_marginal is differentiable once"):
-            extra = (k0,) if ask == "hvp" else ()
-            getattr(torch.autograd.functional, ask)(value, k0, *extra)
-    # the product of the first derivative with a vector still has both ways
-    forward = torch.autograd.functional.jvp(value, k0, torch.ones_like(k0))[1]
-    torch.testing.assert_close(
-        forward, torch.autograd.functional.jacobian(value, k0).sum()
+    slopes = lambda k: torch.autograd.functional.jacobian(value, k)  # noqa: E731
+    width = 1e-3 * kappa
+    numeric = torch.stack(
+        [(slopes(k0 + d) - slopes(k0 - d)) / (2 * width) for d in width * torch.eye(2)]
     )
+    found = torch.autograd.functional.hessian(value, k0)
+    assert (found.diag() != 0).all()
+    torch.testing.assert_close(found, numeric, rtol=1e-4, atol=1e-9 / kappa)
+    func = torch.func
+    again = [
+        torch.autograd.functional.hessian(value, k0, vectorize=True),
+        func.hessian(value)(k0),
+        func.jacfwd(func.jacfwd(value))(k0),
+        func.jacrev(func.jacfwd(value))(k0),
+        func.jacrev(func.jacrev(value))(k0),
+    ]
+    for other in again:
+        torch.testing.assert_close(other, found)
+    product = torch.autograd.functional.hvp(value, k0, torch.ones_like(k0))[1]
+    torch.testing.assert_close(product, found.sum(1))
+    single = func.hessian(lambda k, t: log_marginal(t, k, 4.0, 16.0, 5))
+    torch.testing.assert_close(func.vmap(single)(k0, cos), found.diag())
+    forward = torch.autograd.functional.jvp(value, k0, torch.ones_like(k0))[1]
+    torch.testing.assert_close(forward, slopes(k0).sum())
+
+
+def test_forward_mode_of_the_marginal_agrees_with_reverse_mode() -> None:
+    inputs = tensor(0.4, -0.2), tensor(3.0, 20.0), tensor(8.0, 5.0), tensor(16.0)
+    moves = tensor(0.3, -0.1), tensor(1.0, 2.0), tensor(-1.0, 0.5), tensor(0.7)
+    ad = torch.autograd.forward_ad
+    value = lambda *x: log_marginal(*x, 5).sum()  # noqa: E731
+    slopes = torch.autograd.functional.jacobian(value, inputs)
+    expected = sum((s * m).sum() for s, m in zip(slopes, moves, strict=True))
+    torch.testing.assert_close(torch.func.jvp(value, inputs, moves)[1], expected)
+    with ad.dual_level():
+        duals = [ad.make_dual(x, m) for x, m in zip(inputs, moves, strict=True)]
+        torch.testing.assert_close(ad.unpack_dual(value(*duals)).tangent, expected)
+    # an inner derivative in one input, an outer one in another
+    mixed = torch.func.jacfwd(torch.func.grad(value), 1)(*inputs)
+    whole = torch.autograd.functional.hessian(value, inputs)[0][1]
+    torch.testing.assert_close(mixed, whole)
+    torch.testing.assert_close(
+        torch.func.vmap(lambda t, a, b: log_marginal(t, a, b, 16.0, 5))(*inputs[:3]),
+        log_marginal(*inputs, 5),
+    )
+
+
+def test_a_third_derivative_of_the_marginal_is_refused_never_zero() -> None:
+    value = lambda k: log_marginal(tensor(0.4), k, 4.0, 16.0, 5).sum()  # noqa: E731
+    for wrap in (torch.func.jacfwd, torch.func.jacrev):
+        with pytest.raises(NotImplementedError, match="differentiated twice"):
+            wrap(torch.func.hessian(value))(tensor(3.0))
+    k = tensor(3.0).requires_grad_()
+    (first,) = torch.autograd.grad(value(k), k, create_graph=True)
+    (second,) = torch.autograd.grad(first, k, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiated twice"):
+        torch.autograd.grad(second, k, allow_unused=True)
+
+
+def test_no_warning_whatever_the_layout_of_the_concentrations() -> None:
+    kappa = torch.linspace(2, 30, 40, dtype=F64).view(20, 2)[:, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cos = torch.zeros(20, 20, dtype=F64).requires_grad_()
+        log_marginal(cos, kappa[:, None], kappa[None], 16.0, 5).sum().backward()

@@ -984,26 +984,67 @@ def test_paper_scale_fits_in_two_gibibytes():
     assert int(out.stdout) / 2**20 < 2  # KiB to GiB
 
 
-@pytest.mark.parametrize(
-    "loss", [ExactInfoNCE(16.0), ExactNWJ(16.0), MCInfoNCE(16.0, 4)]
-)
-@pytest.mark.parametrize("rows", ["in_batch", "own"])
-def test_a_second_derivative_is_right_or_refused_never_zero(loss, rows):
+def small_batch(rows):
     generator = torch.Generator().manual_seed(0)
-    a, b = (F.normalize(torch.randn(3, 5, generator=generator), dim=-1) for _ in "ab")
-    far = F.normalize(torch.randn(3, 4, 5, generator=generator), dim=-1)
-    negatives = VonMisesFisher(far, 3.0) if rows == "own" else None
-    kappa = torch.tensor([2.0, 4.0, 8.0])
+    draw = lambda *shape: F.normalize(  # noqa: E731
+        torch.randn(*shape, 5, generator=generator, dtype=torch.float64), dim=-1
+    )
+    a, b, far = draw(3), draw(3), draw(3, 4)
+    return a, b, VonMisesFisher(far, 3.0) if rows == "own" else None
+
+
+@pytest.mark.parametrize("loss", [ExactInfoNCE(16.0), ExactNWJ(16.0), ELK(2.0)])
+@pytest.mark.parametrize("rows", ["in_batch", "own"])
+def test_second_derivatives_of_losses_without_samples(loss, rows):
+    a, b, negatives = small_batch(rows)
+    kappa = torch.tensor([2.0, 4.0, 8.0], dtype=torch.float64)
+
+    def value(k, loc=a):
+        return loss(
+            VonMisesFisher(F.normalize(loc, dim=-1), k), VonMisesFisher(b, k), negatives
+        )
+
+    for x, of in ((kappa, value), (a, lambda x: value(kappa, x))):
+        slope = lambda y, of=of: torch.autograd.functional.jacobian(of, y)  # noqa: E731
+        found = torch.autograd.functional.hessian(of, x).flatten(x.ndim)
+        numeric = torch.stack(
+            [
+                (slope(x + d.view(x.shape)) - slope(x - d.view(x.shape))) / 2e-4
+                for d in 1e-4 * torch.eye(x.numel(), dtype=torch.float64)
+            ],
+            -1,
+        )
+        assert found.abs().max() > 1e-3
+        torch.testing.assert_close(
+            found, numeric.view(found.shape), rtol=1e-5, atol=1e-7
+        )
+        direction = torch.linspace(-1, 1, x.numel(), dtype=torch.float64).view(x.shape)
+        for product in (
+            torch.autograd.functional.hvp(of, x, direction)[1],
+            torch.autograd.functional.vhp(of, x, direction)[1],
+        ):
+            torch.testing.assert_close(
+                product, (found @ direction.flatten()).view_as(x)
+            )
+
+
+@pytest.mark.parametrize("loss", [MCInfoNCE(16.0, 4), HIB(2.0, 0.0, 4)])
+@pytest.mark.parametrize("rows", ["in_batch", "own"])
+@pytest.mark.parametrize("whose", ["reference", "positive"])
+def test_a_second_derivative_of_samples_is_refused_never_zero(loss, rows, whose):
+    a, b, negatives = small_batch(rows)
+    kappa = torch.tensor([2.0, 4.0, 8.0], dtype=torch.float64)
 
     def value(k):
-        return loss(VonMisesFisher(a, 4.0), VonMisesFisher(b, k), negatives)
+        first, second = (k, 4.0) if whose == "reference" else (4.0, k)
+        return loss(VonMisesFisher(a, first), VonMisesFisher(b, second), negatives)
 
     (slope,) = torch.autograd.functional.jacobian(value, (kappa,))
     assert (slope != 0).all()
     for ask in (
         lambda: torch.autograd.functional.hessian(value, kappa),
-        lambda: torch.autograd.functional.hvp(value, kappa, torch.ones(3)),
-        lambda: torch.autograd.functional.vhp(value, kappa, torch.ones(3)),
+        lambda: torch.autograd.functional.hvp(value, kappa, torch.ones_like(kappa)),
+        lambda: torch.autograd.functional.vhp(value, kappa, torch.ones_like(kappa)),
     ):
         with pytest.raises(RuntimeError, match="differentiable once"):
             ask()
@@ -1011,3 +1052,43 @@ def test_a_second_derivative_is_right_or_refused_never_zero(loss, rows):
     (first,) = torch.autograd.grad(value(k), k, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiable once"):
         torch.autograd.grad(first.square().sum(), k, allow_unused=True)
+
+
+@pytest.mark.parametrize("rows", ["in_batch", "own"])
+def test_sampled_losses_have_second_derivatives_in_their_own_parameter(rows):
+    a, b, negatives = small_batch(rows)
+    loss = MCInfoNCE(16.0, 4, learn_kappa_pos=True).double()
+
+    def value(log_kappa):
+        generator = torch.Generator().manual_seed(1)  # the same draws each time
+        return torch.func.functional_call(
+            loss,
+            {"log_kappa_pos": log_kappa},
+            (VonMisesFisher(a, 4.0), VonMisesFisher(b, 6.0), negatives, generator),
+        )
+
+    at = loss.log_kappa_pos.detach()
+    slope = lambda x: torch.autograd.functional.jacobian(value, x)  # noqa: E731
+    numeric = (slope(at + 1e-4) - slope(at - 1e-4)) / 2e-4
+    found = torch.autograd.functional.hessian(value, at)
+    assert abs(found) > 1e-3
+    torch.testing.assert_close(found, numeric, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("bad", [math.nan, -3.0])
+@pytest.mark.parametrize("where", ["q", "q_pos", "q_neg"])
+def test_a_certainty_that_no_one_checked_is_refused(name, bad, where):
+    generator = torch.Generator().manual_seed(0)
+    parts = {}
+    for key, shape in (("q", (3,)), ("q_pos", (3,)), ("q_neg", (3, 4))):
+        loc = F.normalize(torch.randn(*shape, 5, generator=generator), dim=-1)
+        kappa = torch.full(shape, 4.0)
+        if key == where:
+            kappa.view(-1)[1] = bad
+        parts[key] = VonMisesFisher(loc, kappa, validate_args=False)
+    loss = make_loss(name, kappa_pos=16.0, n_samples=4, a=1.0, b=0.0)
+    with pytest.raises(
+        ValueError, match=f"{where} has a concentration below 0, or NaN"
+    ):
+        loss(*parts.values())

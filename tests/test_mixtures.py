@@ -4,6 +4,7 @@ the world in which they are known."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,8 +23,9 @@ from pcl.mixtures import (
     mapped,
 )
 from pcl.published.objectives import PublishedMCInfoNCE
-from pcl.studies.modes import compare_modes, constant_like
-from pcl.training import Config, fit
+from pcl.studies.modes import ModesSettings, compare_modes, constant_like, measure_table
+from pcl.training import Config
+from pcl.training import train_encoder as fit
 from pcl.vmf import VonMisesFisher
 
 
@@ -347,3 +349,27 @@ def test_judgement_is_blind_to_rotations_and_order_only(
     middle = as_mixture(VonMisesFisher(nn.functional.normalize(p.mean, dim=-1), 5.0))
     assert compare_modes(middle, p)["modes_within"] == 0
     assert joined([same, p]).batch_shape == (600,)
+    for ends in (judged, compare_modes(p, p)):
+        assert abs(ends["follow_low"] - 1) < 1e-6 > abs(ends["follow_high"] - 1)
+    crossed = p.loc.clone()  # one coordinate follows the other mode
+    crossed[:, :, 0] = p.loc[:, :, 0].flip(1)
+    mixed = MixtureOfVMF(
+        nn.functional.normalize(crossed, dim=-1),
+        p.concentration,
+        logits=p.log_weights,
+    )
+    ends = compare_modes(mixed, p)
+    assert ends["follow_low"] < 0 < ends["follow_high"]
+
+
+def test_free_posteriors_come_down_to_the_exact_law_of_pairs_and_never_below() -> None:
+    few = ModesSettings(
+        dim=4, inputs=32, first=0.3, lr=0.05, lr_first=0.1, kappa_start=8.0
+    )
+    gaps = []
+    for steps in (10, 40):
+        outcome = measure_table(replace(few, steps=steps), seed=0)
+        gaps.append(outcome.metrics["loss"] - outcome.metrics["loss_true"])
+        assert len(outcome.curve["loss"]) == steps
+    assert 0 <= gaps[1] < 0.5 * gaps[0]
+    assert outcome.metrics["loss_true"] < outcome.metrics["loss_constant"] - 0.5

@@ -89,6 +89,39 @@ def test_equal_items_come_by_index_in_any_block() -> None:
         assert torch.equal(nearest(x, k=5, block=block).indices, expected)
 
 
+@pytest.mark.parametrize("n", [1024, 1280, 1290, 1500])
+@pytest.mark.parametrize("kind", ["spread", "copies", "collapsed"])
+def test_groups_of_items_give_the_answers_of_shortlists(n: int, kind: str) -> None:
+    """Large searches look at groups first; a small block takes the other way."""
+    x = rows(n, 12)
+    if kind == "copies":
+        x[300:600] = x[torch.arange(300) % 5]
+        x[-3:] = x[:3]
+    elif kind == "collapsed":
+        x = torch.cat([torch.ones(n, 1), 1e-4 * x], 1)
+    skip = torch.arange(n).roll(7)
+    skip[::3] = -1
+    cases = [
+        ((x,), {}),
+        ((x, x), {}),
+        ((x, rows(n + 70, x.shape[1], 5)), {}),
+        ((x, x), {"skip": skip}),
+    ]
+    for args, more in cases:
+        fast = nearest(*args, **more)  # type: ignore[arg-type]
+        slow = nearest(*args, **more, block=1 << 17)  # type: ignore[arg-type]
+        assert torch.equal(fast.indices, slow.indices)
+        assert torch.equal(fast.cosines, slow.cosines)
+
+
+def test_groups_with_several_neighbours() -> None:
+    x, base = rows(400, 9), rows(5200, 9, 2)
+    base[4000:4100] = base[:100]  # ties across groups
+    found, plain = nearest(x, base, 5), nearest(x, base, 5, block=1 << 17)
+    assert torch.equal(found.indices, plain.indices)
+    assert torch.equal(found.cosines, plain.cosines)
+
+
 def test_length_does_not_matter() -> None:
     x = rows(100, 8)
     stretched = x * torch.logspace(-6, 6, 100)[:, None]

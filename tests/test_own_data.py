@@ -899,7 +899,7 @@ def test_a_head_that_knows_nothing_is_called_no_better_than_chance(
     fast = ["--dim", "3", "--hidden", "32", "--steps", "30", "--batch-size", "32"]
     assert main(["train-head", file, "--out", head, "--held-out", "0.4", *fast]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
-    assert "no better than chance: do not use" in said
+    assert "no better than chance: do not use" in said and "-0.000" not in said
     assert main(["rank", file, "--head", head, "--out", str(tmp_path / "r.csv")]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == said  # the card remembers
 
@@ -932,3 +932,5 @@ def test_an_image_without_a_certainty_is_never_the_clearest(
     table = rank(data, load_head(work / "head.safetensors"))
     assert table["path"][0] == data.paths[5]
     assert table["kappa"][1:] == sorted(table["kappa"][1:])
+    with pytest.raises(ValueError, match=data.paths[5]):  # and nothing learns from it
+        train_from(data, steps=1)

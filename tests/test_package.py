@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from importlib import metadata
@@ -23,7 +24,9 @@ from packaging.requirements import Requirement
 
 DISTRIBUTION = "probabilistic-contrastive-learning"
 ROOT = Path(__file__).resolve().parent.parent
-VERSION = re.findall(r'"(.*)"', (ROOT / "pcl" / "__init__.py").read_text())[0]
+VERSION = re.findall(
+    r'^__version__ = "(.*)"', (ROOT / "pcl" / "__init__.py").read_text(), re.MULTILINE
+)[0]
 
 
 def quiet(words: list[str | Path], **options: object) -> str:
@@ -57,7 +60,7 @@ def sdist(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(root, source, ignore=shutil.ignore_patterns(*built))
     code = f"from setuptools.build_meta import build_sdist; print(build_sdist({str(target)!r}))"
     quiet([sys.executable, "-c", code], cwd=source)
-    (archive,) = target.iterdir()
+    (archive,) = target.glob("*.tar.gz")
     return archive
 
 
@@ -102,10 +105,10 @@ def needed(names: list[str]) -> dict[str, metadata.Distribution]:
 
 def readme_lines(root: Path) -> str:
     """The code on the first page of the project."""
-    (code,) = re.findall(
+    parts = re.findall(
         r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL
     )
-    return code
+    return "\n".join(parts)
 
 
 def imported(code: str) -> set[str]:
@@ -193,6 +196,7 @@ def test_the_source_distribution_is_the_whole_project(root: Path, sdist: Path) -
         )
     single = (
         "README.md",
+        "setup.py",
         "LICENSE",
         "CHANGELOG.md",
         "CITATION.cff",
@@ -230,6 +234,25 @@ def test_the_wheel_carries_the_chapters_the_ledger_and_the_types(
     assert {
         name for name in inside - wanted if name.endswith((".py", ".ipynb"))
     } == set(), "not for users"
+
+
+def test_an_editable_install_is_a_path_that_every_tool_sees(
+    sdist: Path, tmp_path: Path
+) -> None:
+    """A hook would do for Python, but type checkers and editors do not run hooks."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    target = tmp_path / "editable"
+    target.mkdir()
+    code = f"from setuptools.build_meta import build_editable; build_editable({str(target)!r})"
+    quiet([sys.executable, "-c", code], cwd=source)
+    (built,) = target.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        inside = [n for n in archive.namelist() if ".dist-info/" not in n]
+        (path,) = [n for n in inside if n.endswith(".pth")]
+        assert inside == [path], "nothing but the path"
+        assert archive.read(path).decode().strip() == str(source)
 
 
 @pytest.fixture(scope="module")
@@ -324,6 +347,58 @@ for name in {names!r}:
     run(installed, tmp_path, "python", "-c", code)
     (tmp_path / "readme.py").write_text(readme_lines(root))
     assert "tensor" in run(installed, tmp_path, "python", "readme.py")
+
+
+def test_what_is_not_installed_is_answered_with_a_command_that_works(
+    installed: Path, tmp_path: Path
+) -> None:
+    """It names packages that an index has, and not our own, which none has yet."""
+    code = """
+from pcl.files import install_hint
+for extra in ("train", "images", "heads", "onnx"):
+    print(install_hint(extra))
+"""
+    extras = metadata_of_extras()
+    for extra, line in zip(
+        ("train", "images", "heads", "onnx"),
+        run(installed, tmp_path, "python", "-c", code).splitlines(),
+        strict=True,
+    ):
+        start, *packages = re.split(r" (?=')", line)
+        assert start == "pip install" and DISTRIBUTION not in line
+        assert [p.strip("'") for p in packages] == extras[extra]
+
+
+def metadata_of_extras() -> dict[str, list[str]]:
+    """The packages of each extra, as the project lists them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project["optional-dependencies"]
+
+
+def test_the_name_of_the_distribution_stands_in_one_place(root: Path) -> None:
+    """The code asks the metadata for it; words may name it."""
+    named = [
+        path.name
+        for folder in ("pcl", "nbs", "book", "benchmarks", "examples")
+        for path in (root / folder).rglob("*")
+        if path.suffix in (".py", ".ipynb") and DISTRIBUTION in path.read_text()
+    ]
+    assert named == []
+    assert f'name = "{DISTRIBUTION}"' in (root / "pyproject.toml").read_text()
+
+
+def test_a_release_is_off_until_the_name_is_ours(root: Path) -> None:
+    """Nothing is uploaded unless the repository says so, and only from a tag whose
+    version is the package's."""
+    workflow = yaml.safe_load((root / ".github/workflows/release.yml").read_text())
+    assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML reads `on` as true
+    build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
+    assert publish["if"] == "vars.PUBLISH == 'yes'" and publish["needs"] == "build"
+    assert publish["permissions"] == {"id-token": "write"}
+    assert workflow["permissions"] == {"contents": "read"}
+    steps = " ".join(str(step.get("run", "")) for step in build["steps"])
+    assert "python -m build" in steps and "tests/test_package.py" in steps
+    assert "GITHUB_REF_NAME" in steps
 
 
 def test_the_command_works_away_from_the_checkout(

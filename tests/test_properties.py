@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pcl import harmonics, kernels, losses, marginal, metrics, neighbours, nonisotropic
-from pcl.harmonics import clenshaw, coefficients, harmonic_counts, zonal_harmonics
+from pcl.harmonics import (
+    clenshaw,
+    coefficients,
+    harmonic_counts,
+    magnitude,
+    upper_edges,
+    zonal_harmonics,
+)
 from pcl.losses import LOSSES, ExactInfoNCE, loss_landscape
 from pcl.marginal import log_marginal
 from pcl.nonisotropic import NonIsotropicVMF
@@ -261,6 +268,26 @@ def test_losses_refuse_what_has_no_meaning(
     for wrong in ((loc * math.nan, kappa), (loc, kappa * math.nan)):
         with pytest.raises(ValueError, match=r"loc|concentration"):
             VonMisesFisher(*wrong)
+
+
+@covers("harmonics.upper_edges", "harmonics.magnitude")
+@pytest.mark.parametrize("dim", [3, 10, 64])
+def test_bins_lie_above_and_bound_the_terms_of_the_series(dim: int) -> None:
+    generator, n_terms = torch.Generator().manual_seed(dim), 24
+    kappas = 40 * torch.rand(3, 1, 50, generator=generator, dtype=torch.float64)
+    t = 2 * torch.rand(1, 50, generator=generator, dtype=torch.float64) - 1
+    found = [upper_edges(k) for k in kappas]
+    for k, (edges, bins) in zip(kappas, found, strict=True):
+        assert len(edges) <= 16 and bool((edges.diff() > 0).all())
+        assert bool((edges[bins] >= k * (1 - 1e-12)).all())
+    counts = harmonic_counts(dim, n_terms).double()
+    at = [coefficients(edges, dim, n_terms)[0] for edges, _ in found]
+    at[0] = at[0] * counts[:, None]
+    bound = magnitude(t, *(list(x) for x in zip(*found, strict=True)), at, dim)
+    a = [coefficients(k[0], dim, n_terms)[0] for k in kappas]
+    terms = counts[:, None] * a[0] * a[1] * a[2]
+    size = (terms * zonal_harmonics(t[0], dim, n_terms)).abs().sum(0)
+    assert bound.shape == t.shape and bool((bound[0] >= size * (1 - 1e-9)).all())
 
 
 @covers("losses.Draws")

@@ -117,7 +117,9 @@ def test_negatives_are_the_first_256_of_the_images_drawn_from() -> None:
     assert x.unique().numel() == 200 and labels[x].equal(labels[x_pos])
     assert x_neg is not None and set(x_neg.flatten().tolist()) <= set(range(1744, 2000))
     assert x_neg.unique().numel() > 200
-    assert (labels[x_neg] == labels[x][:, None]).any()  # the class was checked too early
+    assert (
+        labels[x_neg] == labels[x][:, None]
+    ).any()  # the class was checked too early
 
 
 def test_bad_requests_of_the_published_loader_are_named() -> None:

@@ -74,13 +74,26 @@ def test_the_screen_fits_and_marks_what_is_live() -> None:
     live = [recorded(job) for job in jobs("quick")]
     text = screen(read().records, live)
     lines = text.splitlines()
-    assert len(lines) == 1 + len(SCREEN) <= 24 and max(map(len, lines)) <= 132
-    assert text.count("live") == 5 and "live" not in screen(read().records)
-    assert "live" in next(line for line in lines if line.startswith("figure 2"))
-    assert "live" in lines[-1] and lines[-1].startswith("assumptions")
+    assert len(lines) == 1 + len(SCREEN) <= 24 and max(map(len, lines)) <= 120
+    assert text.count("live") == 6 and "live" not in screen(read().records)
+    for where in ("circle", "ambiguous"):
+        told = [line for line in lines if line.startswith(where)]
+        assert len(told) == 3 and all("live" in line for line in told)
     sentence = main_claim(read().records)
     assert sentence.endswith(".") and "directions (" in sentence
     assert main_claim([]).startswith("Did the main claim reproduce? Not tested")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 119])
+def test_a_narrow_terminal_gets_the_same_numbers_stacked(columns: int) -> None:
+    live = [recorded(job) for job in jobs("quick")]
+    wide, narrow = (screen(read().records, live, n) for n in (400, columns))
+    assert max(map(len, narrow.splitlines())) <= columns
+    assert len(narrow.splitlines()) <= 3 * len(SCREEN)
+    _, *body = wide.splitlines()
+    for line in body:
+        for word in line.split():
+            assert word == "-" or word in narrow.replace(";", " ")
 
 
 @pytest.mark.parametrize("good", [True, False])

@@ -234,16 +234,20 @@ def test_an_unreadable_cell_is_refused(printed: str) -> None:
 # scoreboard
 
 
+OPEN = {"not yet run", "not testable here"}
+
+
 def board(*records: Record) -> list[ScoreRow]:
-    return [s for s in scoreboard(records) if s.verdict != "not yet run"]
+    return [s for s in scoreboard(records) if s.verdict not in OPEN]
 
 
 def test_an_empty_ledger_has_not_been_run() -> None:
     rows = scoreboard([])
-    assert len(rows) == 160
-    assert {(s.verdict, s.preset, s.ours, s.seeds) for s in rows} == {
-        ("not yet run", "-", None, 0)
-    }
+    assert len(rows) == len(published_numbers())
+    assert {(s.preset, s.ours, s.seeds) for s in rows} == {("-", None, 0)}
+    assert {s.verdict for s in rows} == OPEN
+    for s in rows:
+        assert (s.verdict == "not testable here") == bool(s.cause), s
 
 
 def test_smoke_runs_are_never_judged() -> None:
@@ -425,7 +429,13 @@ def test_no_result_can_break_the_scoreboard(
     json.dumps(report_json(rows), allow_nan=False)
     assert report_text(rows)
     for s in rows:
-        assert s.verdict in ("reproduced", "differs", "inconclusive", "no paper value")
+        assert s.verdict in (
+            "reproduced",
+            "recomputed",
+            "differs",
+            "inconclusive",
+            "no paper value",
+        )
         if any(map(math.isnan, values)) and s.rule != "none":
             assert s.verdict == "differs"
 
@@ -475,9 +485,9 @@ def test_the_report_is_aligned_and_complete() -> None:
     assert len(lines) == 2 + len(rows) + 4
     column = lines[0].index("paper")
     assert all(line[column - 2 : column] == "  " for line in lines[2:-4])
-    assert (
-        lines[-3]
-        == "1 reproduced, 0 differs, 0 inconclusive, 159 not yet run, 0 no paper value"
+    assert lines[-3] == (
+        "1 reproduced, 0 recomputed, 0 differs, 0 inconclusive, 9 not testable here, "
+        f"{len(published_numbers()) - 10} not yet run, 0 no paper value"
     )
     assert lines[-2].startswith("every published number once: 1 reproduced, ")
     assert lines[-1] == "all runs, one after the other: 3 min"
@@ -612,6 +622,35 @@ def test_the_logs_of_aninfonce_are_a_work_of_their_own() -> None:
     assert {c.answered_by for c in cells} == {"axes"}
     learned = [c.value for c in cells if c.row == "linear-published"][2:]
     assert learned == sorted(learned) and all("log" in c.source for c in cells)
+
+
+def test_what_the_authors_files_give_is_compared_digit_by_digit() -> None:
+    (entry,) = [
+        c
+        for c in published_numbers("url")
+        if (c.row, c.metric) == ("mcinfonce-resnet50", "r_auroc")
+    ]
+    assert (entry.rule, entry.printed) == ("recomputed", "0.569")
+    for value, verdict in ((0.5694, "recomputed"), (0.5684, "differs")):
+        assert judge(entry, [value])[0] == verdict  # one is enough: nothing is drawn
+        assert judge(entry, [value - 0.01, value + 0.01])[0] == verdict
+    run = record(experiment="url_results", row=entry.row, metrics={"r_auroc": 0.5694})
+    (line,) = [s for s in scoreboard([run], [entry]) if s.published]
+    assert (line.verdict, line.runs, dict(line.beside)) == (
+        "recomputed",
+        "their data",
+        {},
+    )
+    assert "0.5694" in line.reason
+
+
+@pytest.mark.parametrize(("work", "cells"), [("url", 90), ("pvu", 33)])
+def test_the_numbers_of_the_benchmark_are_recomputed(work: str, cells: int) -> None:
+    found = published_numbers(work)
+    assert len(found) == cells and {c.rule for c in found} == {"recomputed"}
+    assert {c.answered_by for c in found} == {"url_results"}
+    lines = [s for s in scoreboard(read()) if s.work == work and s.published]
+    assert {s.verdict for s in lines} == {"recomputed", "differs"}
 
 
 def test_every_work_is_described() -> None:
@@ -800,6 +839,24 @@ def test_every_cell_that_differs_has_a_cause_from_the_list() -> None:
         if row.verdict == "differs":
             assert row.cause_kind in CAUSES and row.cause.endswith("."), row
             assert row.cause_kind != "better" or row.better, row
+
+
+def test_every_number_of_the_paper_has_a_verdict_and_what_is_missing_a_cause() -> None:
+    for row in counted(choose(scoreboard(read().records))):
+        assert row.verdict != "not yet run", row
+        if row.verdict not in ("reproduced", "recomputed", "no paper value"):
+            assert row.cause_kind in CAUSES and row.cause.endswith("."), row
+
+
+def test_an_open_verdict_says_what_it_lacks() -> None:
+    one, *_ = board(record(metrics={"kappa_rank": 0.82}))
+    assert one.verdict == "inconclusive" and one.cause_kind == "budget"
+    assert "One seed" in one.cause
+    theirs = world("table1 ambiguous-as-published", 6.15, 0.1)
+    rows = {s.metric: s for s in scoreboard(theirs) if s.row == "ambiguous" and s.seeds}
+    level, order = rows["kappa_rmse"], rows["kappa_rank"]
+    assert order.verdict == "differs" and level.verdict == "inconclusive"
+    assert level.cause_kind == order.cause_kind and level.cause.endswith(order.cause)
 
 
 def test_a_cell_without_a_cause_is_listed_ready_to_fill_in() -> None:

@@ -37,6 +37,8 @@ def processor() -> str:
 # What only counts who comes before whom. On another processor two neighbours may swap
 # places, which moves a rank correlation of a smoke run by up to about 1e-4.
 ORDERED = re.compile(r"rank|corr|trend|auroc|aurc|recall|safe")
+# Shares and sizes of conformal sets over a hundred queries: one of them may change sides.
+COUNTED = re.compile(r"_(coverage|size|entropy|uneven|worst)$")
 
 
 @pytest.fixture
@@ -130,7 +132,12 @@ def test_a_smoke_run_gives_the_same_metrics(name: str, one_thread: None) -> None
         assert found.keys() == known["metrics"].keys()
         for key, value in known["metrics"].items():
             slack = 1e-3 if ORDERED.search(key) else 0.0
-            wanted = pytest.approx(float(value), rel=1e-5, abs=slack, nan_ok=True)
+            part = 1e-5
+            if name == "conformal" and COUNTED.search(key):
+                part, slack = 0.03, 0.05
+            if name == "which_kappa" and "recall" in key:
+                slack = 0.01  # a few of 597 digits may change sides
+            wanted = pytest.approx(float(value), rel=part, abs=slack, nan_ok=True)
             assert float(found[key]) == wanted, key
 
 

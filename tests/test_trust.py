@@ -329,8 +329,8 @@ def test_levels_may_be_a_list() -> None:
 @pytest.mark.filterwarnings("error")
 def test_uniformity_takes_posteriors_that_carry_gradients() -> None:
     q, _ = posteriors(64)
-    kappa = q.concentration.clone().requires_grad_()
-    carried = VonMisesFisher(q.loc, kappa)
+    parts = (part.clone().requires_grad_() for part in (q.loc, q.concentration))
+    carried = VonMisesFisher(*parts)  # as an encoder gives them
     assert str(uniformity(carried, 20.0)) == str(uniformity(q, 20.0))
 
 
@@ -366,7 +366,7 @@ def fitted(
 def test_the_interval_is_the_infinitesimal_jackknife() -> None:
     """Refit with one pair a little heavier: the sum of the squared moves of log kappa
     is the variance."""
-    n = 24
+    n = 64
     q, q_pos = posteriors(n, seed=3)
     ones = torch.ones(n, dtype=torch.float64)
     best = fitted(q, q_pos, ones, torch.zeros(2, dtype=torch.float64))

@@ -17,7 +17,8 @@ import pcl.vmf as module
 from pcl import polar
 from pcl.bessel import bessel_ratio, log_normalizer, log_sphere_area
 from pcl.published.sphere import published_cosine, published_sample
-from pcl.vmf import HypersphericalUniform, VonMisesFisher, fit
+from pcl.vmf import HypersphericalUniform, VonMisesFisher
+from pcl.vmf import fit_vmf as fit
 
 F64 = torch.float64
 DIMS = (2, 3, 5, 10, 64, 512, 2048)
@@ -202,7 +203,7 @@ def test_sampled_gradients_of_the_cosine_are_unbiased(
     concentration = torch.full((rows,), kappa, dtype=dtype, requires_grad=True)
     loc = direction(dim, 1, dtype=dtype)
     cosine = (
-        VonMisesFisher(loc, concentration).rsample((draws,), generator=seeded(dim))
+        VonMisesFisher(loc, concentration).rsample((draws,), generator=seeded(dim + 2))
         @ loc
     )
     for moment, slope in ((cosine, first), (cosine**2, second)):
@@ -439,8 +440,10 @@ def test_moments_match_draws(kappa: float) -> None:
     product = centred[:, :, None] * centred[:, None, :]
     error = product.std(0) / 200
     assert bool(((z.mean(0) - vmf.mean).abs() < 4.5 * z.std(0) / 200).all())
-    assert bool(((product.mean(0) - vmf.covariance).abs() < 4.5 * error).all())
-    torch.testing.assert_close(vmf.variance, torch.linalg.diagonal(vmf.covariance))
+    assert bool(((product.mean(0) - vmf.covariance_matrix).abs() < 4.5 * error).all())
+    torch.testing.assert_close(
+        vmf.variance, torch.linalg.diagonal(vmf.covariance_matrix)
+    )
     assert torch.equal(vmf.mode, vmf.loc)
     log_p = vmf.log_prob(z)
     assert (
@@ -647,7 +650,7 @@ def test_shapes_expand_and_wrappers() -> None:
     assert (
         vmf.mean.shape == (5, 3, 8)
         and vmf.stddev.shape == (5, 3, 8)
-        and vmf.covariance.shape == (5, 3, 8, 8)
+        and vmf.covariance_matrix.shape == (5, 3, 8, 8)
     )
     assert vmf.cosine_cdf(0.3).shape == (5, 3) and vmf.cosine_icdf(
         torch.full((2, 1, 1), 0.3)
@@ -675,7 +678,7 @@ LOC = torch.tensor([0.6, 0.8])
 @pytest.mark.parametrize(
     ("loc", "concentration", "error", "message"),
     (
-        (LOC, -1.0, ValueError, "concentration must be non-negative.*softplus"),
+        (LOC, -1.0, ValueError, "concentration must be non-negative.*NormEncoder"),
         (LOC, math.nan, ValueError, "concentration must be non-negative and not NaN"),
         (2 * LOC, 1.0, ValueError, "loc must hold unit vectors.*normalize"),
         (math.nan * LOC, 1.0, ValueError, "loc must hold unit vectors"),
@@ -834,7 +837,7 @@ def test_an_empty_batch_has_empty_answers() -> None:
     vmf = VonMisesFisher(loc, kappa)
     uniform = HypersphericalUniform(5)
     assert vmf.rsample((3,)).shape == (3, 0, 5) and vmf.mode.shape == (0, 5)
-    assert vmf.covariance.shape == (0, 5, 5)
+    assert vmf.covariance_matrix.shape == (0, 5, 5)
     for value in (
         vmf.mean,
         vmf.variance,
@@ -903,3 +906,19 @@ def test_directions_in_half_precision_are_stretched_to_length_one(
     assert ((vmf.loc * whole).sum(-1) > 0.999).all()
     vmf.rsample().sum().backward()
     assert half.grad is not None and half.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("dim", (2, 3, 40))
+def test_many_values_with_levels_of_their_own_have_the_same_quantiles(dim: int) -> None:
+    rng = seeded(3)
+    kappa = torch.exp(6 * torch.rand(40_000, dtype=F64, generator=rng))
+    level = torch.rand(40_000, dtype=F64, generator=rng)
+    level[:6] = torch.tensor([0.0, 1.0, 1e-30, 1 - 1e-16, 1e-9, 0.5], dtype=F64)
+    kappa[6:9] = torch.tensor([0.0, 1e-12, 1e30], dtype=F64)
+    some = torch.cat([torch.arange(9), torch.arange(9, 40_000, 400)])
+    together = polar.solve_gap(dim, kappa, 1 - level, level)[some]
+    apart = polar.solve_gap(dim, kappa[some], 1 - level[some], level[some])
+    torch.testing.assert_close(together, apart, rtol=1e-11, atol=0)
+    wide = torch.logspace(-3, 9, 20_000, dtype=F64)  # too thinly spread for panels
+    levels = torch.linspace(0.001, 0.999, 20_000, dtype=F64)
+    assert bool(polar.solve_gap(dim, wide, 1 - levels, levels).isfinite().all())

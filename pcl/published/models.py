@@ -19,7 +19,13 @@ from ..vmf import VonMisesFisher
 # %% ../../nbs/316_published_encoder.ipynb #b4715f2f
 class PublishedEncoder(nn.Module):
     """Maps observations to von Mises-Fisher posteriors as the authors' code does. Its
-    concentration has no cap."""
+    concentration has no cap.
+
+    Args:
+        mu_net (nn.Module): (..., features) to (..., D)
+        kappa_net (nn.Module): (..., features), or (..., D) if joint, to (..., 1)
+        joint (bool): kappa from the direction in place of the observation
+    """
 
     scale: Tensor
     shift: Tensor
@@ -30,6 +36,7 @@ class PublishedEncoder(nn.Module):
         kappa_net: nn.Module,  # (..., features), or (..., D) if joint, to (..., 1)
         joint: bool = False,  # kappa from the direction in place of the observation
     ):
+        """The class lists the parameters."""
         super().__init__()
         self.mu_net, self.kappa_net, self.joint = mu_net, kappa_net, joint
         for name, value in (("scale", 1.0), ("shift", 0.0)):
@@ -56,7 +63,13 @@ class PublishedEncoder(nn.Module):
         low: float,  # the smallest kappa on them afterwards
         high: float,  # and the largest
     ) -> None:
-        """Choose scale and shift so that the network's values on `x` span the range."""
+        """Choose scale and shift so that the network's values on `x` span the range.
+
+        Args:
+            x (Tensor): typical observations, a thousand in the code
+            low (float): the smallest kappa on them afterwards
+            high (float): and the largest
+        """
         if not 0 < low < high < math.inf:
             raise ValueError(
                 f"low and high must satisfy 0 < low < high < inf, got {low} and {high}"
@@ -73,7 +86,14 @@ def published_encoder(
     hidden: Sequence[int] | None = None,  # hidden widths; default the authors'
     joint: bool = False,  # kappa from the direction
 ) -> PublishedEncoder:
-    """The two multi-layer perceptrons of the authors' code."""
+    """The two multi-layer perceptrons of the authors' code.
+
+    Args:
+        features (int): of the observations
+        dim (int): D of the latents
+        hidden (Sequence[int] | None): hidden widths; default the authors'
+        joint (bool): kappa from the direction
+    """
     inputs = dim if joint else features
     widths, narrow = (
         paper_widths(1, n)[1:] if hidden is None else list(hidden) for n in (dim, 1)
@@ -94,7 +114,13 @@ def published_last_layer(
     dim: int,  # D of the latents
     gain: float,  # of Xavier's rule; the authors' scripts give kappa_pos
 ) -> nn.Linear:
-    """The last layer of the authors' image encoder."""
+    """The last layer of the authors' image encoder.
+
+    Args:
+        features (int): that come in
+        dim (int): D of the latents
+        gain (float): of Xavier's rule; the authors' scripts give kappa_pos
+    """
     layer = nn.Linear(features, dim, bias=False)
     nn.init.xavier_normal_(layer.weight, gain=gain)
     return nn.utils.parametrizations.weight_norm(layer, dim=0)
@@ -106,6 +132,12 @@ def set_published_start(
     features: Tensor,  # (n, features), typical ones
     kappa: float,  # the median length of the outputs afterwards
 ) -> None:
-    """Stretch the weights' lengths so that kappa starts where the script says."""
+    """Stretch the weights' lengths so that kappa starts where the script says.
+
+    Args:
+        layer (nn.Linear): of `published_last_layer`, changed in place
+        features (Tensor): (n, features), typical ones
+        kappa (float): the median length of the outputs afterwards
+    """
     parts = cast(Any, layer.parametrizations).weight
     parts.original0.mul_(kappa / layer.forward(features).norm(dim=-1).median())

@@ -46,7 +46,17 @@ def published_cosine(
     generator: torch.Generator | None = None,
 ) -> Tensor:  # (n, *kappa.shape)
     """Cosines by the rejection loop in wide use: WRONG on purpose where kappa > 10 is
-    not far above dim."""
+    not far above dim.
+
+    Args:
+        dim (int): D
+        kappa (Tensor): concentrations, any shape
+        n (int): draws per concentration
+        generator (torch.Generator | None)
+
+    Returns:
+        Tensor: (n, *kappa.shape)
+    """
     m = dim - 1
     root = torch.sqrt(4 * kappa**2 + m**2)
     switch = (kappa - 10).clamp(0, 1)
@@ -69,7 +79,17 @@ def published_sample(
     generator: torch.Generator | None = None,
 ) -> Tensor:  # (n, ..., D)
     """Points by the rejection loop in wide use, with its pathwise gradient. Wrong on
-    purpose, like `published_cosine`."""
+    purpose, like `published_cosine`.
+
+    Args:
+        loc (Tensor): (..., D), unit vectors
+        kappa (Tensor): (...)
+        n (int)
+        generator (torch.Generator | None)
+
+    Returns:
+        Tensor: (n, ..., D)
+    """
     cosine = published_cosine(loc.shape[-1], kappa, n, generator).unsqueeze(-1)
     noise = torch.randn(
         *cosine.shape[:-1],
@@ -99,7 +119,12 @@ def published_log_prob(
     value: Tensor,  # unit vectors (..., D)
 ) -> Tensor:
     """The published nivMF formula, with D(K) = prod(kappa) / |K mu| for the Jacobian;
-    it does not integrate to one."""
+    it does not integrate to one.
+
+    Args:
+        density (NonIsotropicVMF)
+        value (Tensor): unit vectors (..., D)
+    """
     heuristic = torch.log(density.concentration).sum(-1) - torch.log(
         density.stretched.concentration
     )
@@ -143,7 +168,14 @@ def published_acceptance(
     fitted: bool = False,  # the regression of the authors' code for the constant
 ) -> Tensor:
     """p / (1 + p) of the paper's formula 53, p = C(kappa_pos) exp(kappa_pos cos) /
-    C(0)."""
+    C(0).
+
+    Args:
+        cos (Tensor): of the two latents
+        kappa_pos (float)
+        dim (int): D
+        fitted (bool): the regression of the authors' code for the constant
+    """
     constant = float(
         log_sphere_area(dim)
         + log_normalizer(dim, torch.tensor(kappa_pos, dtype=torch.float64))
@@ -160,7 +192,16 @@ def published_coefficients(
     n_terms: int = 64,  # degrees 0 to n_terms - 1
 ) -> Tensor:  # (n_terms,), double precision
     """Harmonic coefficients of the published acceptance, to stand where a vMF has
-    a_l(kappa_pos)."""
+    a_l(kappa_pos).
+
+    Args:
+        dim (int): D
+        kappa_pos (float)
+        n_terms (int): degrees 0 to n_terms - 1
+
+    Returns:
+        Tensor: (n_terms,), double precision
+    """
     # enough nodes for the highest degree and for the acceptance, a step of width 1 /
     # kappa_pos
     nodes, weights = roots_legendre(256 + n_terms + 8 * math.ceil(kappa_pos))

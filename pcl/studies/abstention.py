@@ -21,7 +21,45 @@ from .cifar10h import published_image_row, tuned_row
 # %% ../../nbs/445_abstention.ipynb #29f38789
 @dataclass(frozen=True)
 class RejectionSettings(ImageSettings):
-    """Settings of a training, and how much is refused after it."""
+    """Settings of a training, and how much is refused after it.
+
+    Args:
+        source (str): or generated
+        n_images (int)
+        labels (str)
+        n_train (int): of CIFAR-10's own training set
+        crop_share (float): how often training sees a crop
+        n_crops (int): of each image that are stored
+        backbone (str): the encoder: "light" is a head on frozen features, or a small
+            net from scratch
+        pretrained (bool)
+        pretrain_epochs (int)
+        hidden (int | None): None for a linear head
+        dropout (float)
+        dim (int | None): None, here and below: as published
+        start_kappa (float | None): None: what the published layer gives
+        loss (str): the loss
+        kappa_pos (float | None)
+        learn_kappa_pos (bool)
+        n_samples (int)
+        a (float)
+        b (float)
+        as_published (bool)
+        steps (int): the training
+        batch_size (int)
+        n_neg (int | None)
+        lr (float)
+        weight_decay (float)
+        schedule (str)
+        decay (float)
+        kappa_from (float)
+        clip (float)
+        select_every (int)
+        select_from (float): keep the best weights after this part
+        published (bool): the authors' loader, last layer, losses and criterion
+        reject (float): share of the queries
+        clean (float): share of the database
+    """
 
     reject: float = 0.1  # share of the queries
     clean: float = 0.1  # share of the database

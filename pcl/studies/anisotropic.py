@@ -34,7 +34,31 @@ from ..vmf import VonMisesFisher
 # %% ../../nbs/380_anisotropic_recovery.ipynb #8f481d5b
 @dataclass(frozen=True)
 class AxesSettings:
-    """A world with anisotropic positives, an encoder, a loss and a training."""
+    """A world with anisotropic positives, an encoder, a loss and a training.
+
+    Args:
+        dim (int): the world
+        lambdas (str): or linear, doubling
+        low (float): the smallest entry of Lambda
+        high (float): and the largest
+        shell (bool): positives as the authors draw them
+        kappa_min (float): of the posteriors; 0: an observation determines its latent
+        kappa_max (float)
+        depth (int)
+        slope (float)
+        width (int): the encoder
+        skip (bool): a linear map beside the network
+        loss (str): diagonal, published, infonce; normalised, posterior, exact
+        looks (bool): pairs of two looks at one latent beside the positives
+        start (float): all entries of Lambda before training
+        steps (int): the training
+        batch_size (int)
+        n_neg (int): shared, from the base measure; 0: the batch's other positives
+        lr (float)
+        lr_loss (float): times lr, for the loss's own parameters
+        n_eval (int)
+        n_points (int): of the curve
+    """
 
     # the world
     dim: int = 10
@@ -50,7 +74,7 @@ class AxesSettings:
     width: int = 128
     skip: bool = True  # a linear map beside the network
     # the loss
-    loss: str = "full"  # diagonal, published, infonce; posterior, exact with kappa
+    loss: str = "full"  # diagonal, published, infonce; normalised, posterior, exact
     looks: bool = False  # pairs of two looks at one latent beside the positives
     start: float = 10.0  # all entries of Lambda before training
     # the training
@@ -64,7 +88,11 @@ class AxesSettings:
 
 # %% ../../nbs/380_anisotropic_recovery.ipynb #806b30b4
 def make_lambda(settings: AxesSettings) -> Tensor:  # (D,), ascending
-    """The diagonal of Lambda that settings describe."""
+    """The diagonal of Lambda that settings describe.
+
+    Returns:
+        Tensor: (D,), ascending
+    """
     s = settings
     if s.lambdas == "linear":
         return torch.linspace(s.low, s.high, s.dim, dtype=torch.float64)
@@ -88,6 +116,7 @@ class Skip(nn.Module):
     """A network with a linear map beside it."""
 
     def __init__(self, body: nn.Module, features: int, out: int):
+        """The class lists the parameters."""
         super().__init__()
         self.body, self.line = body, nn.Linear(features, out)
 
@@ -100,6 +129,7 @@ class PointEncoder(nn.Module):
     """Maps observations to points on the sphere: posteriors without a spread."""
 
     def __init__(self, net: nn.Module):
+        """The class lists the parameters."""
         super().__init__()
         self.net = net
 
@@ -122,7 +152,8 @@ def make_axes_encoder(
             body = Skip(body, features, s.dim)
         if process.points:
             return PointEncoder(body)
-        encoder = SphereEncoder(body, mlp([features, *[s.width] * 3, 1]))
+        kappa_net = mlp([features, *[s.width] * 3, 1])
+        encoder = SphereEncoder(body, kappa_net, cap="hard")
     typical = process.draw((1000,), torch.Generator().manual_seed(seed))
     set_kappa_range(encoder, typical, s.kappa_min, s.kappa_max)
     return encoder
@@ -136,7 +167,8 @@ def make_axes_loss(settings: AxesSettings) -> InfoNCE:
         "diagonal": lambda: AnInfoNCE(s.dim, False, s.start),
         "full": lambda: AnInfoNCE(s.dim, True, s.start),
         "published": lambda: PublishedAnInfoNCE(s.dim, s.start),
-        "posterior": lambda: PosteriorAnInfoNCE(s.dim, True, s.start),
+        "posterior": lambda: PosteriorAnInfoNCE(s.dim, True, s.start, False),
+        "normalised": lambda: PosteriorAnInfoNCE(s.dim, True, s.start),
         "exact": lambda: ExactInfoNCE(s.start, learn_kappa_pos=True),
     }
     return kinds[s.loss]()
@@ -256,7 +288,7 @@ LAMBDAS: dict[str, dict[str, Any]] = {
     "wide": {"low": 1.0, "high": 100.0},
 }
 _ASKED = {
-    "bimodal": ("infonce", "diagonal", "full", "published"),
+    "bimodal": ("infonce", "diagonal", "full", "in-batch", "published"),
     "linear": ("infonce", "diagonal", "full", "published"),
     "wide": ("infonce", "full"),
 }
@@ -274,14 +306,18 @@ def _axes_row(world: str, loss: str) -> Row:
     changes: dict[str, Any] = {**LAMBDAS[world], "loss": loss}
     if loss == "published":
         changes |= {"n_neg": 0, "shell": True}
-    return make_row(changes)
+    if loss == "in-batch":
+        changes |= {"n_neg": 0, "loss": "full"}
+    # recorded first, with less, which was enough
+    first = {"steps": 1500, "batch_size": 256, "n_neg": 256}
+    return make_row(changes, cpu=first if (world, loss) == ("linear", "full") else None)
 
 
 axes_experiment(
     "axes",
     "What do losses recover where positives vary differently along each axis?",
     {f"{w}-{loss}": _axes_row(w, loss) for w in _ASKED for loss in _ASKED[w]},
-    {},
+    {"steps": 2000, "batch_size": 512, "n_neg": 512},
 )
 
 # %% ../../nbs/385_two_kinds_recovery.ipynb #8008d49c
@@ -311,8 +347,12 @@ TOGETHER_WORLDS: dict[str, dict[str, Any]] = {
 
 
 def _together(world: str, **changes: Any) -> Row:
-    """One world, with one kind of pairs or two."""
-    return make_row({"loss": "posterior", **TOGETHER_WORLDS[world], **changes})
+    """One world, with one kind of pairs or two; ten dimensions take longer."""
+    longer: dict[str, Any] = {} if world == "d4" else {"steps": 2400}
+    if world == "d10":
+        longer["lr_loss"] = 2.0  # ten axes are many to be measured by a batch
+    own = {"loss": "normalised", **TOGETHER_WORLDS[world], **changes}
+    return make_row(own, cpu=longer)
 
 
 axes_experiment(

@@ -44,12 +44,48 @@ from ..provenance import revision
 from ..published.data import PublishedImagePairs
 from ..published.models import published_last_layer, set_published_start
 from .controlled import WorldSettings, make_loss
-from ..training import Config, Draw, fit
+from ..training import Config, Draw, train_encoder
 
 # %% ../../nbs/440_cifar10h.ipynb #3b4c7282
 @dataclass(frozen=True)
 class ImageSettings:
-    """Data, encoder, loss and training of an experiment on images."""
+    """Data, encoder, loss and training of an experiment on images.
+
+    Args:
+        source (str): or generated
+        n_images (int)
+        labels (str)
+        n_train (int): of CIFAR-10's own training set
+        crop_share (float): how often training sees a crop
+        n_crops (int): of each image that are stored
+        backbone (str): the encoder: "light" is a head on frozen features, or a small
+            net from scratch
+        pretrained (bool)
+        pretrain_epochs (int)
+        hidden (int | None): None for a linear head
+        dropout (float)
+        dim (int | None): None, here and below: as published
+        start_kappa (float | None): None: what the published layer gives
+        loss (str): the loss
+        kappa_pos (float | None)
+        learn_kappa_pos (bool)
+        n_samples (int)
+        a (float)
+        b (float)
+        as_published (bool)
+        steps (int): the training
+        batch_size (int)
+        n_neg (int | None)
+        lr (float)
+        weight_decay (float)
+        schedule (str)
+        decay (float)
+        kappa_from (float)
+        clip (float)
+        select_every (int)
+        select_from (float): keep the best weights after this part
+        published (bool): the authors' loader, last layer, losses and criterion
+    """
 
     # the data
     source: str = "cifar10"  # or generated
@@ -154,7 +190,15 @@ def load_view(
     frozen: bool,  # features in place of pixels
 ) -> View:
     """One view of the first n images of a split; features of real ones come from their
-    cache."""
+    cache.
+
+    Args:
+        source (str): cifar10 or generated
+        split (Split)
+        n (int): images
+        name (str): of `pcl.features.VIEWS`
+        frozen (bool): features in place of pixels
+    """
     images, _ = load_images(source, split, n)
     if not frozen:
         return view(images.images, name)
@@ -188,7 +232,14 @@ def draw_looks(
     looks: Sequence[Tensor],
     crop_share: float,  # how often a crop is drawn
 ) -> Draw:
-    """Pairs in which every image is seen whole or as a crop."""
+    """Pairs in which every image is seen whole or as a crop.
+
+    Args:
+        sampler (PairSampler | PublishedImagePairs)
+        looks (Sequence[Tensor]): (n, ...) each: whole images, then crops; images alone
+            are cropped when drawn
+        crop_share (float): how often a crop is drawn
+    """
     flat = looks[0].ndim == 2
     stacked = torch.stack(list(looks)) if flat else looks[0]
 
@@ -238,7 +289,14 @@ def image_lesson(
     crops: tuple[str, ...],  # names of views that training sees, too
     frozen: bool,
 ) -> Lesson:
-    """Whatever teaches, by the name of the labels."""
+    """Whatever teaches, by the name of the labels.
+
+    Args:
+        settings (ImageSettings)
+        train (Tensor): the fold's training images
+        crops (tuple[str, ...]): names of views that training sees, too
+        frozen (bool)
+    """
     s = settings
     voted = load_items(s.source, "test", s.n_images, ("full", *crops), frozen)
     votes = voted.known("votes")
@@ -257,7 +315,15 @@ def image_lesson(
 # %% ../../nbs/440_cifar10h.ipynb #bc9ccf72
 @dataclass(frozen=True, eq=False)
 class ImageTask(Task):
-    """What one fold trains on, is chosen by and is judged on."""
+    """What one fold trains on, is chosen by and is judged on.
+
+    Args:
+        train (Items)
+        validation (Items)
+        test (Mapping[str, Items]): by name
+        fold (Fold): where its images stand among all
+        draw (Draw): pairs to train on
+    """
 
     fold: Fold  # where its images stand among all
     draw: Draw  # pairs to train on
@@ -272,7 +338,12 @@ def image_task(
     settings: ImageSettings,
     seed: int,  # the fold, from 1
 ) -> ImageTask:
-    """The task of one fold, as the settings want it."""
+    """The task of one fold, as the settings want it.
+
+    Args:
+        settings (ImageSettings)
+        seed (int): the fold, from 1
+    """
     s, fold = settings, folds(settings.n_images)[(seed - 1) % 5]
     frozen = s.backbone == "light" and s.pretrained
     crops = tuple(f"augment-{i + 1}" for i in range(s.n_crops))
@@ -297,7 +368,14 @@ def image_head(
     dim: int,  # D of the latents
     dropout: float,  # share of features, and of hidden units, left out in training
 ) -> nn.Module:
-    """What is trained on frozen features."""
+    """What is trained on frozen features.
+
+    Args:
+        features (int)
+        hidden (int | None): None for a linear head
+        dim (int): D of the latents
+        dropout (float): share of features, and of hidden units, left out in training
+    """
     inner = [features] if hidden is None else [features, hidden]
     layers = [
         nn.Sequential(nn.Linear(a, b), nn.LeakyReLU(), nn.Dropout(dropout))
@@ -315,12 +393,13 @@ def image_encoder(
         torch.manual_seed(seed)
         if some.ndim == 2:
             head = image_head(some.shape[1], settings.hidden, dim, settings.dropout)
-            encoder = NormEncoder(head)
+            encoder = NormEncoder(head, cap="hard")
         else:
             net = small_resnet() if settings.backbone == "light" else resnet18_small()
             if settings.pretrained:
                 pretrain(net, settings, device)
-            encoder = cast(NormEncoder, probabilistic(net, dim, example=some[:1]))
+            made = probabilistic(net, dim, example=some[:1], cap="hard")
+            encoder = cast(NormEncoder, made)
         if settings.published:
             start_as_published(encoder, settings, some)
     if settings.start_kappa is not None and not settings.published:
@@ -333,7 +412,13 @@ def start_as_published(
     settings: ImageSettings,
     some: Tensor,  # typical inputs
 ) -> None:
-    """Give an encoder the authors' last layer, and no cap."""
+    """Give an encoder the authors' last layer, and no cap.
+
+    Args:
+        encoder (NormEncoder): changed in place
+        settings (ImageSettings)
+        some (Tensor): typical inputs
+    """
     *layers, last = cast(nn.Sequential, encoder.net)
     shape = cast(nn.Linear, last).in_features, cast(nn.Linear, last).out_features
     layer = published_last_layer(*shape, cast(float, settings.kappa_pos))
@@ -427,7 +512,13 @@ def select(
     crops: str = "random",  # the view that decides
 ) -> dict[str, float]:
     """Keep the weights if they rank the items' crops best, and say how well they rank
-    crops and people."""
+    crops and people.
+
+    Args:
+        selecting (Selecting)
+        items (Items)
+        crops (str): the view that decides
+    """
     cropped, whole = (
         encode(selecting.encoder, items.views[name]).concentration
         for name in (crops, "full")
@@ -445,7 +536,17 @@ def train_on_images(
     device: str = "auto",
 ) -> tuple[nn.Module, ImageTask, Run]:  # the best encoder by validation
     """Train an encoder on a fold; keep the weights that rank the validation set's crops
-    best."""
+    best.
+
+    Args:
+        settings (ImageSettings)
+        seed (int): the fold, and the seed of weights and batches
+        checkpoint (Path | None)
+        device (str)
+
+    Returns:
+        tuple[nn.Module, ImageTask, Run]: the best encoder by validation
+    """
     s = with_table9(settings)
     task, wait = (
         image_task(s, seed),
@@ -457,7 +558,7 @@ def train_on_images(
     if finished is not None and finished.exists():
         run = Run(**load_weights(finished, selecting.best))
         return selecting.best.eval(), task, run
-    run = fit(
+    run = train_encoder(
         selecting,
         image_loss(s),
         task.draw,
@@ -516,7 +617,14 @@ def published_image_row(
     *,
     cpu: Changes | None = None,
 ) -> Row:
-    """A row that does what a script of the authors does."""
+    """A row that does what a script of the authors does.
+
+    Args:
+        loss (str)
+        labels (str)
+        changes (Changes | None): at every preset
+        cpu (Changes | None)
+    """
     usual = TABLE9["mcinfonce", "cifar10h-soft"]
     n_neg, kappa_pos, dim, phases = TABLE9.get((loss, labels), usual)
     words = {"loss": loss, "labels": labels, "n_neg": n_neg, "kappa_pos": kappa_pos}
@@ -537,7 +645,17 @@ def image_experiment(
     seeds: tuple[int, ...] = (1, 2, 3, 4, 5),  # the folds
     work: str = "pcl",
 ) -> None:
-    """Register an experiment on images, with all its presets."""
+    """Register an experiment on images, with all its presets.
+
+    Args:
+        name (str)
+        question (str)
+        rows (Mapping[str, Row])
+        settings (type)
+        measure (Measure)
+        seeds (tuple[int, ...]): the folds
+        work (str)
+    """
     presets = {"smoke": IMAGE_SMOKE, "cpu": {}, "paper": IMAGE_PAPER}
     words = name, question, measure, settings, rows, presets, seeds
     register(Experiment(*words, group="images", work=work, effort=image_effort))
@@ -572,7 +690,15 @@ def tuned_row(
     sized: Changes | None = None,
     cpu: Changes | None = None,
 ) -> Row:
-    """A row with the settings of the exact losses, changed."""
+    """A row with the settings of the exact losses, changed.
+
+    Args:
+        changes (Changes | None): at every preset
+        loss (str)
+        ours (Changes | None): as in `make_row`
+        sized (Changes | None)
+        cpu (Changes | None)
+    """
     return make_row(
         {"loss": loss, **(changes or {})},
         ours={**TUNED, **(ours or {})},
@@ -730,7 +856,14 @@ def measure_image_grid(
     device: str = "auto",
 ) -> Outcome:
     """Choose one setting after the other by the validation set's crops, and name the
-    best of each; no score is used twice."""
+    best of each; no score is used twice.
+
+    Args:
+        settings (ImageSettings)
+        seed (int)
+        checkpoint (Path | None): not used: many short trainings, each from its start
+        device (str)
+    """
     best = away_from(settings.loss, settings.labels)
     chosen, cells, top = settings, dict[str, list[float]](), -1.0
     for axis, value in best.items():
@@ -767,7 +900,44 @@ image_experiment(
 # %% ../../nbs/440_cifar10h.ipynb #24f3b6de
 @dataclass(frozen=True)
 class BaselineSettings(ImageSettings):
-    """Settings of a certainty that needs no posterior."""
+    """Settings of a certainty that needs no posterior.
+
+    Args:
+        source (str): or generated
+        n_images (int)
+        labels (str)
+        n_train (int): of CIFAR-10's own training set
+        crop_share (float): how often training sees a crop
+        n_crops (int): of each image that are stored
+        backbone (str): the encoder: "light" is a head on frozen features, or a small
+            net from scratch
+        pretrained (bool)
+        pretrain_epochs (int)
+        hidden (int | None): None for a linear head
+        dropout (float)
+        dim (int | None): None, here and below: as published
+        start_kappa (float | None): None: what the published layer gives
+        loss (str): the loss
+        kappa_pos (float | None)
+        learn_kappa_pos (bool)
+        n_samples (int)
+        a (float)
+        b (float)
+        as_published (bool)
+        steps (int): the training
+        batch_size (int)
+        n_neg (int | None)
+        lr (float)
+        weight_decay (float)
+        schedule (str)
+        decay (float)
+        kappa_from (float)
+        clip (float)
+        select_every (int)
+        select_from (float): keep the best weights after this part
+        published (bool): the authors' loader, last layer, losses and criterion
+        baseline (str): one of `pcl.estimators.ESTIMATORS`
+    """
 
     baseline: str = "probe-entropy"  # one of `pcl.estimators.ESTIMATORS`
 
@@ -779,7 +949,14 @@ def measure_baseline(
     device: str = "auto",
 ) -> Outcome:
     """Certainties that need no posterior, judged like kappa; on frozen features in
-    every preset."""
+    every preset.
+
+    Args:
+        settings (BaselineSettings)
+        seed (int)
+        checkpoint (Path | None): not used: it takes seconds
+        device (str)
+    """
     task = image_task(replace(settings, backbone="light", pretrained=True), seed)
     features, votes = task.train.views["full"], task.train.known("votes")
     certain = estimator(settings.baseline)(features, votes, seed=seed)

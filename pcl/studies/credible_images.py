@@ -23,7 +23,45 @@ from ..vmf import VonMisesFisher
 # %% ../../nbs/450_credible_images.ipynb #39f8c73c
 @dataclass(frozen=True)
 class CredibleSettings(ImageSettings):
-    """Settings of a training, and of the credible sets after it."""
+    """Settings of a training, and of the credible sets after it.
+
+    Args:
+        source (str): or generated
+        n_images (int)
+        labels (str)
+        n_train (int): of CIFAR-10's own training set
+        crop_share (float): how often training sees a crop
+        n_crops (int): of each image that are stored
+        backbone (str): the encoder: "light" is a head on frozen features, or a small
+            net from scratch
+        pretrained (bool)
+        pretrain_epochs (int)
+        hidden (int | None): None for a linear head
+        dropout (float)
+        dim (int | None): None, here and below: as published
+        start_kappa (float | None): None: what the published layer gives
+        loss (str): the loss
+        kappa_pos (float | None)
+        learn_kappa_pos (bool)
+        n_samples (int)
+        a (float)
+        b (float)
+        as_published (bool)
+        steps (int): the training
+        batch_size (int)
+        n_neg (int | None)
+        lr (float)
+        weight_decay (float)
+        schedule (str)
+        decay (float)
+        kappa_from (float)
+        clip (float)
+        select_every (int)
+        select_from (float): keep the best weights after this part
+        published (bool): the authors' loader, last layer, losses and criterion
+        level (float): of the credible set
+        n_shown (int): images kept of each set, for the figure
+    """
 
     level: float = 0.95  # of the credible set
     n_shown: int = 9  # images kept of each set, for the figure
@@ -115,7 +153,44 @@ image_experiment(
 # %% ../../nbs/450_credible_images.ipynb #48ec5321
 @dataclass(frozen=True)
 class ExtremesSettings(ImageSettings):
-    """Settings of a training, and how many images of each class are shown."""
+    """Settings of a training, and how many images of each class are shown.
+
+    Args:
+        source (str): or generated
+        n_images (int)
+        labels (str)
+        n_train (int): of CIFAR-10's own training set
+        crop_share (float): how often training sees a crop
+        n_crops (int): of each image that are stored
+        backbone (str): the encoder: "light" is a head on frozen features, or a small
+            net from scratch
+        pretrained (bool)
+        pretrain_epochs (int)
+        hidden (int | None): None for a linear head
+        dropout (float)
+        dim (int | None): None, here and below: as published
+        start_kappa (float | None): None: what the published layer gives
+        loss (str): the loss
+        kappa_pos (float | None)
+        learn_kappa_pos (bool)
+        n_samples (int)
+        a (float)
+        b (float)
+        as_published (bool)
+        steps (int): the training
+        batch_size (int)
+        n_neg (int | None)
+        lr (float)
+        weight_decay (float)
+        schedule (str)
+        decay (float)
+        kappa_from (float)
+        clip (float)
+        select_every (int)
+        select_from (float): keep the best weights after this part
+        published (bool): the authors' loader, last layer, losses and criterion
+        n_shown (int): at either end
+    """
 
     n_shown: int = 5  # at either end
 

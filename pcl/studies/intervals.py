@@ -53,7 +53,15 @@ def draw_partners(
     generator: torch.Generator,
     kappa_pos: float = 20.0,
 ) -> VonMisesFisher:
-    """Posteriors of n partners, their concentrations between 16 and 32."""
+    """Posteriors of n partners, their concentrations between 16 and 32.
+
+    Args:
+        loc (Tensor): direction of one image, (D,), float64
+        kappa (float): and its concentration
+        n (int)
+        generator (torch.Generator)
+        kappa_pos (float)
+    """
     z = VonMisesFisher(loc, torch.tensor(kappa).to(loc)).sample(
         (n,), generator=generator
     )
@@ -66,7 +74,18 @@ def draw_partners(
 # %% ../../nbs/725_intervals.ipynb #9c9977c5
 @dataclass(frozen=True)
 class IntervalSettings:
-    """What is asked, and of how many pairs."""
+    """What is asked, and of how many pairs.
+
+    Args:
+        ask (str): of a head, or one "image"
+        dim (int)
+        n_pairs (int): different ones; partners of one image
+        copies (int): how often each pair occurs
+        n_candidates (int)
+        kappa (float): the true value
+        level (float)
+        repeats (int)
+    """
 
     ask: str = "scale"  # of a head, or one "image"
     dim: int = 4

@@ -39,7 +39,13 @@ def information(
     generator: torch.Generator,
 ) -> float:
     """Mutual information of a positive pair in nats: E log(S h Z / (Z(x) Z(x+))), zero
-    if pairs tell nothing."""
+    if pairs tell nothing.
+
+    Args:
+        process (Process)
+        n (int): pairs, and base draws that estimate the normalisers
+        generator (torch.Generator)
+    """
     pairs = process.sample(n, 0, generator)
     left, right, base = (
         _posterior(process, x)

@@ -1,0 +1,127 @@
+"""The Fisher-Bingham distribution: quadrature, limits, faults."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import kl_divergence
+
+from pcl.fisher_bingham import (
+    FisherBingham,
+    fit_fisher_bingham,
+    log_fisher_bingham,
+    log_product_kernel,
+)
+from pcl.vmf import VonMisesFisher
+
+
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))  # fmt: skip
+
+
+def ring(n: int = 4000) -> Tensor:
+    angle = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+    return torch.stack([angle.cos(), angle.sin()], -1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_moments_entropy_and_mode_are_those_of_the_circle(seed: int) -> None:
+    p = FisherBingham(4 * draws(2, seed=seed), 5 * draws(2, seed=seed + 100))
+    x = ring()
+    weights = p.log_prob(x).exp() * (2 * math.pi / len(x))
+    torch.testing.assert_close(weights.sum().item(), 1.0)
+    torch.testing.assert_close(p.mean, weights @ x)
+    torch.testing.assert_close(p.second_moment, weights @ x.square())
+    torch.testing.assert_close(p.entropy(), -(weights @ p.log_prob(x)))
+    assert p.log_prob(p.mode) >= p.log_prob(x).max()
+    torch.testing.assert_close(
+        p.log_prob(p.mode), p.log_prob(x).max(), rtol=0, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("dim", [2, 10, 512, 2048])
+def test_equal_widths_are_a_von_mises_fisher_distribution(dim: int) -> None:
+    mu = torch.nn.functional.normalize(draws(dim), dim=-1)
+    p, q = (
+        FisherBingham(30 * mu, torch.full((dim,), -7.0).double()),
+        VonMisesFisher(mu, 30.0),
+    )
+    torch.testing.assert_close(p.mode, mu)
+    torch.testing.assert_close(p.mean, q.mean, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(p.entropy(), q.entropy(), rtol=1e-9, atol=1e-8)
+    torch.testing.assert_close(kl_divergence(q, p).item(), 0.0, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("dim", "size", "kappa"),
+    [(512, 129.0, 2.7), (512, 1e3, 1e3), (256, 1e-2, 1e-2), (3, 1e3, 1e-2)],
+)
+def test_the_normaliser_does_not_depend_on_the_nodes(
+    dim: int, size: float, kappa: float
+) -> None:
+    """Hard cases among them; 8 units in the last place, or 1e-10."""
+    generator = torch.Generator().manual_seed(0)
+    a = -size * torch.rand(40, dim, generator=generator, dtype=torch.float64)
+    b = kappa * torch.nn.functional.normalize(draws(40, dim), dim=-1)
+    found, fine = log_fisher_bingham(b, a), log_fisher_bingham(b, a, nodes=400)
+    bound = (8 * torch.finfo(torch.float64).eps * fine.abs()).clamp(min=1e-10)
+    assert bool(((found - fine).abs() <= bound).all())
+
+
+def test_no_information_has_no_divergence_from_the_uniform() -> None:
+    q = VonMisesFisher(torch.eye(4, dtype=torch.float64)[0], 0.0)
+    p = FisherBingham(torch.zeros(4).double(), torch.zeros(4).double())
+    assert abs(kl_divergence(q, p).item()) < 1e-10
+
+
+@pytest.mark.parametrize("order", [0.5, 1.0, 2.0])
+def test_product_kernels_are_integrals_over_the_circle(order: float) -> None:
+    p = FisherBingham(3 * draws(2), 2 * draws(2, seed=1))
+    q = VonMisesFisher(torch.nn.functional.normalize(draws(2, seed=2), dim=-1), 4.0)
+    x = ring()
+    both = (order * (p.log_prob(x) + q.log_prob(x))).exp().mean() * 2 * math.pi
+    torch.testing.assert_close(log_product_kernel(p, q, order), both.log())
+
+
+def test_gradients_of_the_density_and_the_kernel() -> None:
+    b, a = draws(2, 3).requires_grad_(), draws(2, 3, seed=1).requires_grad_()
+    x = torch.nn.functional.normalize(draws(2, 3, seed=2), dim=-1)
+    kappa = torch.tensor([2.0, 5.0]).double().requires_grad_()
+    torch.autograd.gradcheck(lambda b, a: FisherBingham(b, a).log_prob(x), (b, a))
+    torch.autograd.gradcheck(
+        lambda b, a, k: log_product_kernel(FisherBingham(b, a), VonMisesFisher(x, k)),
+        (b, a, kappa),
+    )
+    torch.autograd.gradcheck(
+        lambda b, a, k: kl_divergence(VonMisesFisher(x, k), FisherBingham(b, a)),
+        (b, a, kappa),
+    )
+
+
+def test_shapes_broadcast_expand_and_keep_their_type() -> None:
+    p = FisherBingham(torch.ones(5, 1, 3), torch.zeros(4, 3))
+    assert p.batch_shape == (5, 4) and p.event_shape == (3,)
+    assert p.sample((2,)).shape == (2, 5, 4, 3) and p.sample().dtype == torch.float32
+    assert p.expand((6, 5, 4)).entropy().shape == (6, 5, 4)
+    assert p.mode.dtype == p.mean.dtype == torch.float32
+    empty = FisherBingham(torch.ones(2, 0, 3), torch.zeros(3))
+    assert empty.sample((4,)).shape == (4, 2, 0, 3)
+    assert empty.entropy().shape == empty.log_prob(empty.mode).shape == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: FisherBingham(torch.ones(3), torch.ones(2)), "same D"),
+        (lambda: FisherBingham(torch.ones(3), torch.full((3,), math.nan)), "finite"),
+        (lambda: FisherBingham(torch.ones(3), torch.ones(3), validate_args=True).log_prob(torch.ones(3)), "unit"),
+        (lambda: fit_fisher_bingham(torch.ones(3)), "shape"),
+        (lambda: log_product_kernel(FisherBingham(*torch.ones(2, 3)), VonMisesFisher(torch.eye(3)[0], 1.0), 0.0), "order"),
+    ],
+)  # fmt: skip
+def test_wrong_input_is_named(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
