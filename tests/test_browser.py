@@ -98,10 +98,14 @@ def open_page(browser: webdriver.Chrome, url: str) -> None:
     browser.get("about:blank")
     browser.get_log("browser"), browser.get_log("performance")
     browser.get(url)
-    done = "return !window.MathJax || !MathJax.startup || !MathJax.startup.promise || window.pclTypeset === true"
-    browser.execute_script(
-        "window.MathJax?.startup?.promise?.then(() => { window.pclTypeset = true; })"
-    )
+    # Asked anew of whatever document is there: a page may lead on to another meanwhile.
+    done = """const typeset = window.MathJax?.startup?.promise;
+              if (!typeset) return document.readyState === 'complete';
+              if (window.pclTypeset === undefined) {
+                  window.pclTypeset = false;
+                  typeset.then(() => { window.pclTypeset = true; });
+              }
+              return window.pclTypeset;"""
     WebDriverWait(browser, 60).until(lambda b: b.execute_script(done))
 
 
