@@ -649,7 +649,7 @@ MUTATIONS = (
         "282",
         CLAIMED,
         "282a0014",
-        "hesitant.elbo(hesitant.joint) - information",
+        "hesitant.elbo(joint) - information",
         "hesitant.elbo(prior) - information",
         "282a0011",
     ),

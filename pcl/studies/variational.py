@@ -83,6 +83,11 @@ def renamed(
     )
 
 # %% ../../nbs/282_infonce_claims.ipynb #282a0011
+def _entropy(p: Tensor) -> Tensor:
+    """In nats."""
+    return -torch.xlogy(p, p).sum()
+
+
 def _pair_of_misses(
     world: World, hesitant: World, generator: torch.Generator
 ) -> dict[str, tuple[Tensor, Tensor]]:
@@ -92,7 +97,9 @@ def _pair_of_misses(
     critic = torch.randn(shape, dtype=torch.float64, generator=generator).exp()
     weighted = hesitant.strangers * critic
     undivided = hesitant.recognition @ prior @ hesitant.recognition_pos.T
-    information, value = hesitant.latent_information(), hesitant.infonce(critic)
+    joint, value = hesitant.joint, hesitant.infonce(critic)
+    alone = _entropy(joint.sum(1)) + _entropy(joint.sum(0))
+    information = alone - _entropy(joint)  # apart from the ratio in the ELBO
     other = renamed(hesitant, generator)
     own = hesitant.infonce_prior(critic)
     return {
@@ -105,7 +112,7 @@ def _pair_of_misses(
             hesitant.elbo(weighted / weighted.sum()) - value,
         ),
         "prior": (
-            hesitant.elbo(hesitant.joint) - information,
+            hesitant.elbo(joint) - information,
             hesitant.elbo(prior) - information,
         ),
         "renamed": (
