@@ -39,6 +39,7 @@ class Claim:
         baseline (str): a number to beat
         baseline_is (str): in words, or instead of one
         why (str): it cannot be tested
+        instead (str): what is run here in place of what it speaks of
         released (bool): judged by the authors' own runs, from their files
     """
 
@@ -53,6 +54,7 @@ class Claim:
     baseline: str = ""  # a number to beat
     baseline_is: str = ""  # in words, or instead of one
     why: str = ""  # it cannot be tested
+    instead: str = ""  # what is run here in place of what it speaks of
     released: bool = False  # judged by the authors' own runs, from their files
 
 
@@ -401,6 +403,7 @@ def judge_claim(claim: Claim, e: Evidence) -> ClaimRow:
     # less than the authors' budget can support a claim, and cannot refute it
     reduced = finding.verdict == "fails" and "as published" in kind
     short = ["at a reduced budget"] if reduced and e.preset != "paper" else []
+    instead = [claim.instead] if claim.instead and kind != "-" else []
     cells = [e.cell(name) for name in claim.of]
     printed = ", ".join(cell.printed for cell in cells if cell is not None)
     baseline = claim.baseline
@@ -422,7 +425,7 @@ def judge_claim(claim: Claim, e: Evidence) -> ClaimRow:
             "exact": _numbers(e, claim.exact, "ours"),
         },
         " ".join(filter(None, (stands, claim.baseline_is))) or "-",
-        (*_weak(claim, samples.values(), fewest, e), *short),
+        (*_weak(claim, samples.values(), fewest, e), *short, *instead),
     )
 
 

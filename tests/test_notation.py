@@ -10,9 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HELD = (
-    *("120", "135", "140", "145", "150", "155", "160"),
+    *("120", "135", "140", "145", "150", "155", "160", "165"),
     *("210", "220", "225", "230", "235", "238", "240", "250"),
-    *("260", "265", "270", "362", "375"),
+    *("260", "265", "270", "280", "282", "285", "290", "362", "375"),
 )
 GREEK = set(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa "
@@ -80,6 +80,18 @@ def table() -> list[tuple[str, set[str] | None]]:
     ]
 
 
+def own_meanings() -> list[tuple[str, str]]:
+    """Letter and chapter of every meaning that holds in single chapters only."""
+    page = (ROOT / "nbs/notation.md").read_text()
+    section = page.split("## Letters of four chapters")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| \$([^$]+)\$ \| .+ \| ([^|]+) \|$", section, re.MULTILINE)
+    return [
+        (INDEXED[letter[0]] if "_" in letter else letter, number)
+        for letter, where in rows
+        for number in where.split(", ")
+    ]
+
+
 def test_letters_of_a_formula_are_told_apart() -> None:
     formula = r"\hat\mu(x)^\top a_l(\kappa) \mathcal L_M \text{pos} + a\, I(x; x^+)"
     expected = {"\\mu", "x", "a_l", "l", "\\kappa", "\\mathcal L", "M", "a", "I"}
@@ -101,10 +113,10 @@ def test_every_letter_has_one_row() -> None:
 
 @pytest.mark.parametrize("number", HELD)
 def test_every_letter_of_a_chapter_is_in_the_table(number: str) -> None:
-    rows = dict(table())
+    rows, own = dict(table()), {a for a, place in own_meanings() if place == number}
     strangers = {
         letter
-        for letter in used_letters(number)
+        for letter in used_letters(number) - own
         if letter not in rows or (rows[letter] and number not in rows[letter])
     }
     assert not strangers, f"chapter {number} uses {strangers}: see nbs/notation.md"
@@ -114,6 +126,15 @@ def test_no_row_names_a_chapter_that_does_without_the_letter() -> None:
     used = {number: used_letters(number) for number in HELD}
     for letter, where in table():
         assert where is None or all(letter in used[number] for number in where), letter
+
+
+def test_no_letter_has_two_meanings_in_one_chapter() -> None:
+    own = own_meanings()
+    assert len(own) > 50 and len(set(own)) == len(own)
+    for letter, number in own:
+        assert number in HELD and letter in used_letters(number), (letter, number)
+        where = dict(table()).get(letter)
+        assert where is None or number not in where, (letter, number)
 
 
 def test_inner_products_and_spheres_are_written_one_way() -> None:
