@@ -7,9 +7,13 @@ __all__ = ['log_fisher_bingham', 'sample_fisher_bingham', 'FisherBingham', 'log_
 
 # %% ../nbs/165_fisher_bingham.ipynb #0610ff88
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from .polar import draw_ticket
+from .vmf import holds
 
 # %% ../nbs/165_fisher_bingham.ipynb #de1e393e
 _BEND, _REACH = 1.5, 4.5  # of the contour; see the table of errors below
@@ -30,6 +34,30 @@ def _saddle(
     return s
 
 # %% ../nbs/165_fisher_bingham.ipynb #0f673a98
+def _contour(
+    squares: Tensor,  # b_i^2, (..., D)
+    a: Tensor,  # A_i, the smallest 0, (..., D)
+    nodes: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """At the nodes of the upper half: A_i + s (..., nodes, D), and the integrand times
+    its step (..., nodes); and the log of what that was divided by (...)."""
+    with torch.no_grad():  # the contour may be anywhere, so it needs no derivative
+        s0 = _saddle(squares, a)
+        v = 1 / (a + s0[..., None])
+        k2 = (v**2 / 2 + squares * v**3 / 2).sum(-1)
+        k3 = (v**3 + 1.5 * squares * v**4).sum(-1)
+        sigma, bend = k2.rsqrt(), _BEND * k3 / (3 * k2 * k2)
+        step = _REACH / nodes
+        u = (torch.arange(nodes, dtype=a.dtype, device=a.device) + 0.5) * step
+        up, left = sigma[..., None] * u.sinh(), bend[..., None] * (u.cosh() - 1)
+        s = torch.complex(s0[..., None] - left, up)
+        ds = torch.complex(sigma[..., None] * u.cosh(), bend[..., None] * u.sinh())
+        shift = s0 - ((a + s0[..., None]).log() / 2 - squares * v / 4).sum(-1)
+    d = a[..., None, :] + s[..., None]
+    log_f = s + (squares[..., None, :] / (4 * d) - d.log() / 2).sum(-1)
+    return d, (log_f - shift[..., None]).exp() * ds, shift
+
+
 def log_fisher_bingham(
     linear: Tensor,  # b, (..., D)
     quadratic: Tensor,  # a, the diagonal of a matrix, (..., D); broadcasts with linear
@@ -50,22 +78,9 @@ def log_fisher_bingham(
     b, a = torch.broadcast_tensors(linear.double(), quadratic.double())
     top, squares = a.amax(-1), b * b
     a = top[..., None] - a
-    with torch.no_grad():  # the contour may be anywhere, so it needs no derivative
-        s0 = _saddle(squares, a)
-        v = 1 / (a + s0[..., None])
-        k2 = (v**2 / 2 + squares * v**3 / 2).sum(-1)
-        k3 = (v**3 + 1.5 * squares * v**4).sum(-1)
-        sigma, bend = k2.rsqrt(), _BEND * k3 / (3 * k2 * k2)
-        step = _REACH / nodes
-        u = (torch.arange(nodes, dtype=b.dtype, device=b.device) + 0.5) * step
-        up, left = sigma[..., None] * u.sinh(), bend[..., None] * (u.cosh() - 1)
-        s = torch.complex(s0[..., None] - left, up)
-        ds = torch.complex(sigma[..., None] * u.cosh(), bend[..., None] * u.sinh())
-        shift = s0 - ((a + s0[..., None]).log() / 2 - squares * v / 4).sum(-1)
-    d = a[..., None, :] + s[..., None]
-    log_f = s + (squares[..., None, :] / (4 * d) - d.log() / 2).sum(-1)
+    _, f, shift = _contour(squares, a, nodes)
     # the lower half of the contour is the mirror image of the upper
-    half = ((log_f - shift[..., None]).exp() * ds).real.sum(-1) * (step / math.pi)
+    half = f.real.sum(-1) * (_REACH / nodes / math.pi)
     constant = math.log(2) + b.shape[-1] / 2 * math.log(math.pi)
     return (constant + top + shift + half.log()).to(linear.dtype)
 
@@ -82,13 +97,27 @@ def _check_pair(linear: Tensor, quadratic: Tensor) -> None:
                 f"{name} must have shape (..., D) with D at least 2, got "
                 f"{tuple(x.shape)}"
             )
-        if not bool(x.isfinite().all()):
+        if not holds(x.isfinite()):
             raise ValueError(f"{name} must be finite; drop or repair those entries")
     if linear.shape[-1] != quadratic.shape[-1]:
         raise ValueError(
             f"linear has {linear.shape[-1]} coordinates and quadratic "
             f"{quadratic.shape[-1]}: give both the same D"
         )
+
+# %% ../nbs/165_fisher_bingham.ipynb #fb0a0001
+def _moments(
+    linear: Tensor, quadratic: Tensor, nodes: int = 40
+) -> tuple[Tensor, Tensor]:  # (..., D) each
+    """E y and E y_i^2: averages over the nodes of the contour."""
+    b, a = torch.broadcast_tensors(linear.double(), quadratic.double())
+    squares = b * b
+    d, f, _ = _contour(squares, a.amax(-1, keepdim=True) - a, nodes)
+    share = (f / f.real.sum(-1, keepdim=True)).unsqueeze(-1)
+    v = 1 / d
+    first = b / 2 * (share * v).real.sum(-2)
+    second = (share * v * (0.5 + squares[..., None, :] * v / 4)).real.sum(-2)
+    return first.to(linear.dtype), second.to(linear.dtype)
 
 # %% ../nbs/165_fisher_bingham.ipynb #2262ec6b
 def _tilt(lambdas: Tensor) -> Tensor:  # eigenvalues (n, D), the smallest 0, to (n,)
@@ -137,6 +166,58 @@ class _Envelope:
         return y, gaussian + _log_cosh(along) - _log_cosh(self.at[rows]) - tangent
 
 # %% ../nbs/165_fisher_bingham.ipynb #1c07ce78
+def _accepted(b: Tensor, a: Tensor, generator: torch.Generator | None) -> Tensor:
+    """One draw for each row (n, D), by proposals until one is kept."""
+    envelope = _Envelope(b, a.amax(-1, keepdim=True) - a)
+    out, todo = torch.empty_like(b), torch.arange(len(b), device=b.device)
+    for _ in range(10_000):
+        y, log_accept = envelope.propose(todo, generator)
+        chance = torch.rand(2, len(todo), dtype=b.dtype, generator=generator)
+        chance = chance.to(b.device)
+        along = (b[todo] * y).sum(-1)
+        y = torch.where((chance[0] < torch.sigmoid(2 * along))[:, None], y, -y)
+        kept = chance[1].log() < log_accept
+        out[todo[kept]], todo = y[kept], todo[~kept]
+        if len(todo) == 0:
+            return out
+    raise RuntimeError(
+        f"{len(todo)} of {len(b)} draws were refused 10,000 times: quadratic spans too "
+        "many orders of magnitude"
+    )
+
+
+class _Draws(torch.autograd.Function):
+    """Draws without gradients; under vmap, one call for all maps."""
+
+    @staticmethod
+    def forward(
+        b: Tensor,  # (..., D), double precision
+        a: Tensor,
+        generator: torch.Generator | None,
+        ticket: Tensor | None,  # mapped if every map draws for itself
+    ) -> Tensor:  # (..., D)
+        shape, dim = b.shape, b.shape[-1]
+        b, a = (part.reshape(shape[:-1].numel(), dim) for part in (b, a))
+        return _accepted(b, a, generator).reshape(shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, b: Tensor, a: Tensor, *rest: Any) -> Any:
+        if info.randomness != "different":
+            raise RuntimeError(
+                "FisherBingham draws for every map anew: use "
+                "vmap(..., randomness='different')"
+            )
+        b, a = (
+            x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
+            for x, d in zip((b, a), dims, strict=False)
+        )
+        return _Draws.apply(b, a, rest[0], None), 0
+
+
 @torch.no_grad()
 def sample_fisher_bingham(
     linear: Tensor,  # b, (..., D)
@@ -156,24 +237,8 @@ def sample_fisher_bingham(
     """
     _check_pair(linear, quadratic)
     b, a = torch.broadcast_tensors(linear.double(), quadratic.double())
-    shape, dim = b.shape, b.shape[-1]
-    b, a = (part.reshape(shape[:-1].numel(), dim) for part in (b, a))
-    envelope = _Envelope(b, a.amax(-1, keepdim=True) - a)
-    out, todo = torch.empty_like(b), torch.arange(len(b), device=b.device)
-    for _ in range(10_000):
-        y, log_accept = envelope.propose(todo, generator)
-        chance = torch.rand(2, len(todo), dtype=b.dtype, generator=generator)
-        chance = chance.to(b.device)
-        along = (b[todo] * y).sum(-1)
-        y = torch.where((chance[0] < torch.sigmoid(2 * along))[:, None], y, -y)
-        kept = chance[1].log() < log_accept
-        out[todo[kept]], todo = y[kept], todo[~kept]
-        if len(todo) == 0:
-            return out.reshape(shape).to(linear.dtype)
-    raise RuntimeError(
-        f"{len(todo)} of {len(b)} draws were refused 10,000 times: quadratic spans too "
-        "many orders of magnitude"
-    )
+    ticket = draw_ticket(b, generator)
+    return _Draws.apply(b, a, generator, ticket).to(linear.dtype)
 
 # %% ../nbs/166_nonround.ipynb #48f131f4
 from typing import Any
@@ -268,30 +333,29 @@ class FisherBingham(Distribution):
         with torch.no_grad():
             top = self.quadratic.amax(-1, keepdim=True)
             found = _mode(self.linear.double(), (self.quadratic - top).double())
-            return found.to(self.linear.dtype)
-
-    def _moments(self) -> tuple[Tensor, Tensor]:
-        """E x and E x_i^2: the derivatives of log Z."""
-        with torch.enable_grad():
-            b, a = (p.detach().requires_grad_() for p in (self.linear, self.quadratic))
-            first, second = torch.autograd.grad(log_fisher_bingham(b, a).sum(), (b, a))
-        return first, second
+            return found.to(self.linear.dtype).detach()
 
     @property
     def mean(self) -> Tensor:
-        """E x, shorter than 1; without gradient."""
-        return self._moments()[0]
+        """E x, shorter than 1."""
+        return _moments(self.linear, self.quadratic)[0]
 
     @property
     def second_moment(self) -> Tensor:
-        """E x_i^2 of every axis; they add up to 1; without gradient."""
-        return self._moments()[1]
+        """E x_i^2 of every axis; they add up to 1."""
+        return _moments(self.linear, self.quadratic)[1]
+
+    @property
+    def variance(self) -> Tensor:
+        """Of every coordinate."""
+        first, second = _moments(self.linear, self.quadratic)
+        return second - first.square()
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats; without gradient."""
-        first, second = self._moments()
+        """Differential entropy in nats."""
+        first, second = _moments(self.linear, self.quadratic)
         energy = (self.linear * first + self.quadratic * second).sum(-1)
-        return (self.log_normalizer - energy).detach()
+        return self.log_normalizer - energy
 
     def log_mgf(self, value: Tensor) -> Tensor:
         """log E exp(value.x), for vectors (..., D)."""
@@ -330,13 +394,18 @@ def log_product_kernel(
 @register_kl(VonMisesFisher, FisherBingham)
 def _kl_vmf_fisher_bingham(p: VonMisesFisher, q: FisherBingham) -> Tensor:
     """One normaliser of the class; the rest is a quadratic form."""
+    if p.event_shape != q.event_shape:
+        raise ValueError(
+            f"p and q must live in the same dimension, not {p.dim} and "
+            f"{q.event_shape[0]}"
+        )
     kappa = p.concentration
     ratio = bessel_ratio(p.dim / 2 - 1, kappa)
     safe = torch.where(kappa > 0, kappa, 1.0)
     share = torch.where(kappa > 0, ratio / safe, 1 / p.dim)[..., None]  # A / kappa
     squares = (1 - p.dim * share) * p.loc.square() + share
     energy = ratio * (q.linear * p.loc).sum(-1) + (q.quadratic * squares).sum(-1)
-    return q.log_normalizer - energy - p.entropy()
+    return (q.log_normalizer - energy - p.entropy()).clamp(min=0)
 
 # %% ../nbs/166_nonround.ipynb #918b9257
 def fit_fisher_bingham(

@@ -281,7 +281,7 @@ class MixtureOfVMF(Distribution):
     @property
     def mode(self) -> Tensor:
         """The highest of the modes that `modes` finds."""
-        return self.modes().loc[..., 0, :]
+        return self.modes().loc[..., 0, :].detach()
 
     def entropy(
         self,

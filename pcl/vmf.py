@@ -18,8 +18,9 @@ from torch.distributions.kl import register_kl
 from .bessel import bessel_ratio, keep_eager, log_normalizer, log_peak
 from .bessel import log_sphere_area, mean_gap, ratio_slopes
 from .polar import KAPPA_CAP, are_few, capped_kappa, cosine_law, draw_gap
-from .polar import differentiable_once, first_accepted, gap_moments
-from .polar import random_numbers, solve_gap, stream_version, turn_rate
+from .polar import differentiable_once, draw_ticket, first_accepted
+from .polar import gap_moments, random_numbers, solve_gap, stream_version
+from .polar import turn_rate
 
 # %% ../nbs/120_vmf.ipynb #038dbbf4
 def _mirror(loc: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,6 +35,20 @@ def _mirror(loc: Tensor) -> tuple[Tensor, Tensor]:
     return h, torch.where(square > 0, 2 / square, 0)
 
 # %% ../nbs/120_vmf.ipynb #10f340c9
+_BLOCK = 1 << 16  # coordinates placed at a time: they stay in the processor's cache
+
+
+def _place(z: Tensor, sine: Tensor, cosine: Tensor, h: Tensor, weight: Tensor) -> None:
+    """Turn tangents (n, batch, D) into points at these cosines to their means; `sine`
+    is divided by the tangents' lengths."""
+    old = stream_version() == 1
+    dot = torch.einsum("nbd,bd->nb", z, h) if old else torch.linalg.vecdot(z, h)
+    along = dot.mul_(sine).addcmul_(cosine, h[..., 0]).mul_(-weight)
+    z.mul_(sine.unsqueeze(-1))
+    z[..., 0] = cosine
+    z.addcmul_(along.unsqueeze(-1), h)
+
+
 def _draw(
     loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
@@ -50,22 +65,19 @@ def _draw(
     if dim != 3 and are_few(n, len(loc)):
         gap = first_accepted(dim, capped_kappa(kappa), n, generator)
     else:
-        stretch = (
-            torch.hypot(axial, length).add_(axial.abs()).div_(length).log_().mul_(2)
-        )  # |log((1 + u) / (1 - u))|
-        ratio = stretch.copysign_(axial).exp_()
+        # half of |log((1 + u) / (1 - u))|
+        stretch = torch.hypot(axial, length).add_(axial.abs()).div_(length).log_()
+        ratio = stretch.mul_(2).copysign_(axial).exp_()
         gap = draw_gap(dim, capped_kappa(kappa), ratio, generator)
     h, weight = _mirror(loc)
     cosine = 1 - gap
-    sine = (
-        torch.addcmul(gap, gap, cosine).sqrt_().div_(length)
-    )  # gap (1 + cosine) = 1 - cosine^2
-    one = len(loc) == 1 or stream_version() == 1  # then a matrix product is quicker
-    dot = torch.einsum("nbd,bd->nb", z, h) if one else torch.linalg.vecdot(z, h)
-    along = dot.mul_(sine).addcmul_(cosine, h[..., 0]).mul_(-weight)
-    z.mul_(sine.unsqueeze(-1))
-    z[..., 0] = cosine
-    return z.addcmul_(along.unsqueeze(-1), h), gap
+    # gap (1 + cosine) = 1 - cosine^2
+    sine = torch.addcmul(gap, gap, cosine).sqrt_().div_(length)
+    whole = z.device.type != "cpu" or stream_version() == 1
+    rows = max(1, n if whole else _BLOCK // max(1, loc.numel()))
+    for part in zip(*(x.split(rows) for x in (z, sine, cosine)), strict=True):
+        _place(*part, h, weight)
+    return z, gap
 
 # %% ../nbs/120_vmf.ipynb #4ebccdee
 _ONCE = "samples and quantiles of VonMisesFisher are"
@@ -411,14 +423,6 @@ def _spreads(dim: int, kappa: Tensor) -> tuple[Tensor, Tensor]:
     return ratio_slopes(dim / 2 - 1, k)[0].to(kappa.dtype), across.to(kappa.dtype)
 
 # %% ../nbs/120_vmf.ipynb #81e4d8e4
-def _ticket(like: Tensor, generator: torch.Generator | None) -> Tensor | None:
-    """A number that is mapped where vmap wants different draws, even of one
-    distribution; None outside of torch.func."""
-    if not torch._C._are_functorch_transforms_active():
-        return None
-    return torch.rand((), device=like.device, generator=generator)
-
-
 class VonMisesFisher(Distribution):
     """The von Mises-Fisher distribution on the unit sphere of R^D: density C_D(kappa)
     exp(kappa mu.z).
@@ -564,10 +568,10 @@ class VonMisesFisher(Distribution):
         """
         shape = self._extended_shape(torch.Size(sample_shape))
         rows, kappa = self.loc.reshape(-1, self.dim), self.concentration.reshape(-1)
-        with torch.autocast(
-            rows.device.type, enabled=False
-        ):  # half a float's digits would leave the sphere
-            n, ticket = math.prod(torch.Size(sample_shape)), _ticket(rows, generator)
+        n = math.prod(torch.Size(sample_shape))
+        # half a float's digits would leave the sphere
+        with torch.autocast(rows.device.type, enabled=False):
+            ticket = draw_ticket(rows, generator)
             return _Sample.apply(rows, kappa, n, generator, ticket)[0].view(shape)
 
     def sample(

@@ -47,6 +47,9 @@ def parameters(kind: type, *batch: int, dtype: torch.dtype = F64) -> dict[str, T
     """Good parameters of a kind of distribution, of a batch shape."""
     if kind is HypersphericalUniform:
         return {}
+    if kind is FisherBingham:
+        linear = 3 * directions(*batch, dtype=dtype)
+        return {"linear": linear, "quadratic": numbers(*batch, DIM, dtype=dtype)}
     shape = (*batch, 3) if kind is MixtureOfVMF else batch
     wide = (*shape, DIM) if kind is NonIsotropicVMF else shape
     found = {
@@ -65,7 +68,13 @@ def made(kind: type, *batch: int, dtype: torch.dtype = F64, **options: Any) -> A
     return kind(**parameters(kind, *batch, dtype=dtype), **options)
 
 
-KINDS = [VonMisesFisher, HypersphericalUniform, MixtureOfVMF, NonIsotropicVMF]
+KINDS = [
+    VonMisesFisher,
+    HypersphericalUniform,
+    MixtureOfVMF,
+    NonIsotropicVMF,
+    FisherBingham,
+]
 BATCHES = [(), (1,), (4,), (2, 3), (0,), (2, 0)]
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 every_batch = pytest.mark.parametrize("batch", BATCHES, ids=str)
@@ -89,8 +98,7 @@ def test_no_distribution_of_ours_is_forgotten() -> None:
             if inspect.isclass(value) and issubclass(value, Distribution)
         }
     found = {kind for kind in found if kind.__module__.startswith("pcl.")}
-    # it draws without gradients and has no loc: tests/test_fisher_bingham.py asks it
-    assert found == {*KINDS, FisherBingham}
+    assert found == set(KINDS)
 
 
 # ---- shapes
@@ -218,7 +226,8 @@ def test_the_log_density_has_gradients_in_parameters_and_value(kind: type) -> No
 
     def log_prob(value: Tensor, *parts: Tensor) -> Tensor:
         again = dict(zip(names, parts, strict=True))
-        again["loc"] = normalize(again["loc"], dim=-1)
+        if "loc" in again:
+            again["loc"] = normalize(again["loc"], dim=-1)
         value = normalize(value, dim=-1)
         return kind(**again, validate_args=False).log_prob(value)
 
@@ -267,7 +276,14 @@ REGISTERED = {
     (VonMisesFisher, HypersphericalUniform),
     (HypersphericalUniform, VonMisesFisher),
     (HypersphericalUniform, HypersphericalUniform),
+    (VonMisesFisher, FisherBingham),
 }
+
+
+def in_six_dimensions(kind: type) -> Any:
+    axis, zero = torch.eye(6, dtype=F64)[0], torch.zeros(6, dtype=F64)
+    given = {VonMisesFisher: (axis, 2.0), FisherBingham: (axis, zero)}
+    return kind(*given.get(kind, (6,)))
 
 
 @pytest.mark.parametrize(
@@ -288,12 +304,15 @@ def test_divergences_are_right_or_not_there(pair: tuple[type, type]) -> None:
     gap = p.log_prob(z) - q.log_prob(z)
     error = (gap.std(0) / len(z) ** 0.5).clamp(min=1e-9)
     assert ((gap.mean(0) - found).abs() < 5 * error).all()
-    same = made(pair[0], 3)
-    torch.testing.assert_close(
-        kl_divergence(same, same), torch.zeros(3, dtype=F64), rtol=0, atol=1e-12
-    )
-    inside = kl_divergence(Independent(same, 1), Independent(made(pair[0], 3), 1))
+    inside = kl_divergence(Independent(made(pair[0], 3), 1), Independent(q, 1))
     assert inside.shape == ()
+    with pytest.raises(ValueError, match="same dimension"):
+        kl_divergence(p, in_six_dimensions(pair[1]))
+    if pair[0] is not pair[1]:
+        return
+    torch.testing.assert_close(
+        kl_divergence(q, q), torch.zeros(3, dtype=F64), rtol=0, atol=1e-12
+    )
 
 
 # ---- validation, copies, words
@@ -302,11 +321,15 @@ def test_divergences_are_right_or_not_there(pair: tuple[type, type]) -> None:
 BAD = {
     "loc": [lambda x: 2 * x, lambda x: x * torch.nan],
     "concentration": [lambda x: -x, lambda x: x * torch.nan],
+    "weights": [lambda x: -x, lambda x: x * torch.nan],
+    "linear": [lambda x: x * torch.inf, lambda x: x * torch.nan],
+    "quadratic": [lambda x: x * torch.inf, lambda x: x * torch.nan],
 }
 
 
-@parametric
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    ("kind", "name"), [(k, name) for k in KINDS for name in parameters(k, 4)]
+)
 def test_bad_parameters_are_refused_on_request(kind: type, name: str) -> None:
     given = parameters(kind, 4)
     for spoil in BAD[name]:
@@ -315,8 +338,8 @@ def test_bad_parameters_are_refused_on_request(kind: type, name: str) -> None:
             kind(**bad, validate_args=True)
         with pytest.raises(ValueError, match=name):
             kind(**bad)
-    if kind is NonIsotropicVMF and name == "concentration":
-        return  # always checked: without it there is no stretched distribution
+    if kind is FisherBingham or (kind is NonIsotropicVMF and name == "concentration"):
+        return  # always checked: without it there is no such distribution
     Distribution.set_default_validate_args(False)
     try:
         kind(**given | {name: BAD[name][0](given[name])})
@@ -419,25 +442,100 @@ def test_maps_equal_batches_with_the_default_validation(ask: Any) -> None:
         torch.func.vmap(lambda m, k: ask(VonMisesFisher(m, k)))(loc, -kappa)
 
 
-@pytest.mark.parametrize("kind", [VonMisesFisher, HypersphericalUniform])
+@every_kind
 def test_every_map_draws_for_itself(kind: type) -> None:
     torch.manual_seed(0)
-    loc, kappa = directions(4), numbers(4)
+    given, zero = parameters(kind, 4), torch.zeros(4, DIM, dtype=F64)
+    names = list(given)
 
-    def draw(m: Tensor, k: Tensor) -> Tensor:
-        d = VonMisesFisher(m, k) if kind is VonMisesFisher else made(kind)
+    def draw(_: Tensor, *parts: Tensor) -> Tensor:
+        again = dict(zip(names, parts, strict=True))
+        d = kind(**again) if again else made(kind)
         return d.sample((200,))
 
-    for arguments in ((loc, kappa), (loc[:1].expand(4, -1), kappa[:1].expand(4))):
-        z = torch.func.vmap(draw, randomness="different")(*arguments)
+    equal = [x[:1].expand(x.shape) for x in given.values()]
+    for arguments in (given.values(), equal):
+        z = torch.func.vmap(draw, randomness="different")(zero, *arguments)
         assert z.shape == (4, 200, DIM)
         assert len(z.flatten(0, 1).unique(dim=0)) == 800
         with pytest.raises(RuntimeError, match="randomness"):
-            torch.func.vmap(draw, randomness="error")(*arguments)
+            torch.func.vmap(draw, randomness="error")(zero, *arguments)
     # nothing mapped but an offset: still different draws
-    one = VonMisesFisher(loc[0], kappa[0])
-    z = torch.func.vmap(lambda x: one.sample() + x, randomness="different")(loc * 0)
+    one = made(kind)
+    z = torch.func.vmap(lambda x: one.sample() + x, randomness="different")(zero)
     assert len(z.unique(dim=0)) == 4
+
+
+@parametric
+def test_mapped_draws_have_the_law_of_plain_ones(kind: type) -> None:
+    torch.manual_seed(0)
+    given, n = parameters(kind, 3), 4000
+    names = list(given)
+
+    def draw(*parts: Tensor) -> Tensor:
+        return kind(**dict(zip(names, parts, strict=True))).sample((n,))
+
+    mapped = torch.func.vmap(draw, randomness="different")(*given.values()).movedim(
+        0, 1
+    )
+    plain = kind(**given).sample((n,))
+    for f in (lambda z: z, torch.square):
+        error = (f(plain).var(0) + f(mapped).var(0)).sqrt() / n**0.5
+        assert ((f(plain).mean(0) - f(mapped).mean(0)).abs() < 4.5 * error).all()
+
+
+def summaries(kind: type) -> list[str]:
+    """What a distribution states in closed form, beside its density."""
+    return {
+        NonIsotropicVMF: [],
+        MixtureOfVMF: ["mean"],  # the entropy is drawn
+        VonMisesFisher: ["mean", "entropy"],
+        FisherBingham: ["mean", "entropy", "variance"],
+    }[kind]
+
+
+@parametric
+def test_second_derivatives_and_forward_mode_of_all_that_is_closed(kind: type) -> None:
+    given, z = parameters(kind, 2), directions(2, seed=6)
+    for moved, name in itertools.product(given, ["log_prob", *summaries(kind)]):
+        if (moved, name) == ("loc", "entropy"):
+            continue  # the one does not depend on the other
+
+        def value(x: Tensor, moved: str = moved, name: str = name) -> Tensor:
+            x = normalize(x, dim=-1) if moved == "loc" else x
+            d = kind(**given | {moved: x})
+            found = d.log_prob(z) if name == "log_prob" else getattr(d, name)
+            return found() if callable(found) else found
+
+        start = given[moved].requires_grad_()
+        assert torch.autograd.gradcheck(value, start, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(value, start)
+        total = lambda x: value(x).sum()  # noqa: E731
+        bend = torch.autograd.functional.hessian(total, start)
+        torch.testing.assert_close(torch.func.hessian(total)(start.detach()), bend)
+        given[moved].requires_grad_(False)
+
+
+@pytest.mark.parametrize("kind", [MixtureOfVMF, FisherBingham])
+def test_a_mode_that_is_searched_for_has_no_slope_in_either_mode(kind: type) -> None:
+    given = parameters(kind, 2)
+    moved = next(name for name in given if name != "loc")
+    found = torch.func.jacfwd(lambda x: kind(**given | {moved: x}).mode)(given[moved])
+    assert not found.any() and not kind(**given).mode.requires_grad
+
+
+@pytest.mark.parametrize("name", ["mean", "variance", "entropy", "mode"])
+def test_maps_of_a_fisher_bingham_distribution(name: str) -> None:
+    given = parameters(FisherBingham, 4)
+
+    def ask(b: Tensor, a: Tensor) -> Tensor:
+        found = getattr(FisherBingham(b, a), name)
+        return found() if callable(found) else found
+
+    mapped = torch.func.vmap(ask)(*given.values())
+    torch.testing.assert_close(mapped, ask(*given.values()))
+    with pytest.raises(ValueError, match="finite"):
+        torch.func.vmap(ask)(given["linear"], given["quadratic"] / 0)
 
 
 def test_mapped_draws_have_the_law_and_the_gradient_of_plain_ones() -> None:

@@ -94,7 +94,36 @@ def test_draws_do_not_depend_on_the_number_of_cores(dtype: torch.dtype) -> None:
         torch.set_num_threads(before)
     assert torch.equal(drawn[0], drawn[2]) and torch.equal(drawn[1], drawn[3])
     assert bool((drawn[1] >= 0).all() & (drawn[1] < 1).all())
-    assert len(drawn[0].unique()) > 0.95 * len(drawn[0]) or dtype == F32
+    assert len(drawn[0].unique()) > 0.95 * len(drawn[0])
+
+
+@pytest.mark.parametrize("size", (2 * polar._PIECE + 1, 3 * polar._PIECE))
+def test_pairs_of_normal_numbers_are_independent_and_have_tails(size: int) -> None:
+    """The two of a pair share a radius, so their squares are what could depend."""
+    z = random_numbers("normal", (size,), torch.empty(0), seeded(14)).double()
+    assert stats.kstest(z.numpy(), "norm").pvalue > 1e-3 and bool(z.isfinite().all())
+    first, second = z[: 2 * polar._PIECE].view(2, 2, -1).unbind(1)
+    for power in (1, 2, 4):
+        pair = torch.stack([first.flatten() ** power, second.flatten() ** power])
+        assert abs(float(torch.corrcoef(pair)[0, 1])) < 4 / polar._PIECE**0.5
+    angle = torch.atan2(second, first).flatten() / (2 * torch.pi) + 0.5
+    assert stats.kstest(angle.numpy(), "uniform").pvalue > 1e-3
+    far = random_numbers("normal", (1 << 22,), torch.empty(0), seeded(15)).abs()
+    expected = 2 * stats.norm.sf(4.0) * len(far)
+    assert abs(int((far > 4).sum()) - expected) < 4 * expected**0.5
+
+
+def test_draws_of_any_number_of_cores_are_the_same_points() -> None:
+    q = posterior(40, 128, torch.linspace(1, 300, 40), F32)
+    before, drawn = torch.get_num_threads(), []
+    try:
+        for cores in (1, 3):
+            torch.set_num_threads(cores)
+            drawn.append(q.sample((90,), generator=seeded(16)))
+    finally:
+        torch.set_num_threads(before)
+    assert q.loc.numel() * 90 > 2 * polar._PIECE
+    torch.testing.assert_close(drawn[0], drawn[1], rtol=0, atol=0)
 
 
 def test_a_generator_decides_and_the_global_state_stays_alone() -> None:
