@@ -16,7 +16,7 @@ from typing import Any
 from ..checkpoints import check_config, read_checkpoint, write_checkpoint
 from ..experiments import Outcome, Row, make_row
 from .controlled import CLEAR, EXACT, HELD_BACK, ONE_PHASE, PHASES, RATES
-from .controlled import TOGETHER, WorldSettings, measure_world
+from .controlled import TOGETHER, TOLD, WorldSettings, measure_world
 from .controlled import published_row, world_experiment
 
 # %% ../../nbs/360_which_loss.ipynb #f6799b24
@@ -42,6 +42,10 @@ PUBLISHED_LOSS_ROWS: dict[str, Row] = {
         )
         for steps in (6000, 20_000)
     },
+    # and whether it is the directions
+    "elk-as-published-told": published_row(
+        {"loss": "elk", "n_neg": 1, **TOLD}, seeds=(4, 5, 6)
+    ),
     "mcinfonce-as-published": published_row(),
     "infonce-as-published": published_row({"loss": "infonce", "n_neg": 0, **ONE_PHASE}),
 }
