@@ -29,7 +29,6 @@ from pcl.experiments import experiments
 from pcl.ledger import Record, read
 from pcl.works import published_numbers, works
 
-
 PUBLISHED = {name for name, work in works().items() if work.source}
 
 
