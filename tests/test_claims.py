@@ -27,7 +27,9 @@ from pcl.claims import (
 )
 from pcl.experiments import experiments
 from pcl.ledger import Record, read
-from pcl.works import published_numbers
+from pcl.works import published_numbers, works
+
+PUBLISHED = {name for name, work in works().items() if work.source}
 
 
 def record(where: str, seed: int = 1, **metrics: float) -> Record:
@@ -56,8 +58,9 @@ def test_every_claim_is_about_something_that_exists(root: Path) -> None:
         experiments(),
         {(c.experiment, c.row, c.metric) for c in published_numbers()},
     )
-    found = claims_of()
-    assert len({c.name for c in found}) == len(found) >= 15
+    assert len(claims_of()) >= 15
+    found = [c for work in sorted(PUBLISHED) for c in claims_of(work)]
+    assert len({c.text for c in found}) == len(found)
     for c in found:
         assert (root / "nbs" / f"{c.chapter}.ipynb").is_file(), c
         assert c.rule in CLAIM_RULES and c.text.endswith(".") and c.source
@@ -218,6 +221,26 @@ def test_a_claim_is_not_judged_half_by_one_kind_and_half_by_the_other() -> None:
     runs += many("table3 elk-as-published", "kappa_rank", [-0.5, -0.51])
     row = judge_claim(claim("ordered", *of), Evidence(runs))
     assert (row.verdict, row.runs) == ("holds", "ours")
+
+
+def test_something_else_than_claimed_does_not_count() -> None:
+    asked = claim("positive", "table4 mcinfonce entropy_corr", instead="heads only")
+    runs = many("table4 mcinfonce", "entropy_corr", [0.3, 0.31])
+    row = judge_claim(asked, Evidence(runs))
+    assert (row.verdict, row.weak, row.counts) == ("holds", ("heads only",), False)
+    assert judge_claim(asked, Evidence([])).weak == ()  # nothing was run instead
+
+
+def test_works_beside_the_paper_have_verdicts() -> None:
+    records = read().records
+    for work in ("aninfonce", "rpm"):
+        rows = judged_claims(records, work)
+        assert len(rows) >= 7
+        for row in rows:  # what was run says so, what was not says why
+            told = row.claim.why if row.claim.rule == "none" else row.runs == "ours"
+            assert told, row.claim.name
+        cifar = [row for row in rows if row.claim.chapter == "387_augmentations"]
+        assert not any(row.counts for row in cifar)  # heads are no encoders
 
 
 def test_one_seed_and_crops_in_training_do_not_count() -> None:

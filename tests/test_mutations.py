@@ -393,6 +393,14 @@ MUTATIONS = (
         "sign[2] = -0.999",
     ),
     Mutation(
+        "on higher spheres a sign of a whole degree is lost, not a part of it",
+        "240",
+        TURNED,
+        "2b8ad151",
+        "p - 2 * second_degree",
+        "p - 1.99 * second_degree",
+    ),
+    Mutation(
         "a scatter needs both matrices",
         "250",
         f"{ESTIMATION} d7f349a9",

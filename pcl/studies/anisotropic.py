@@ -333,11 +333,11 @@ def _axes_row(world: str, loss: str) -> Row:
         changes |= {"n_neg": 0, "shell": True}
     if loss == "in-batch":
         changes |= {"n_neg": 0, "loss": "full"}
-    if loss == "shown":
-        changes["loss"] = "full"
-        return make_row(changes, smoke={"shown": 2}, sized={"shown": 1000})
     # recorded with less, which is enough there
     less = {"steps": 1500, "batch_size": 256, "n_neg": 256}
+    if loss == "shown":
+        changes["loss"] = "full"
+        return make_row(changes, smoke={"shown": 2}, sized={"shown": 1000}, cpu=less)
     enough = (world, loss) == ("linear", "full") or world == "isotropic"
     return make_row(changes, cpu=less if enough else None)
 

@@ -89,10 +89,10 @@ def _entropy(p: Tensor) -> Tensor:
 
 
 def _pair_of_misses(
-    world: World, hesitant: World, generator: torch.Generator
+    sure: World, hesitant: World, generator: torch.Generator
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """For each claim the miss with its condition, and without it."""
-    shape = world.joint.shape
+    shape = hesitant.joint.shape
     prior = _probabilities(generator, shape.numel()).view(shape)
     critic = torch.randn(shape, dtype=torch.float64, generator=generator).exp()
     weighted = hesitant.strangers * critic
@@ -120,8 +120,8 @@ def _pair_of_misses(
             other.infonce(critic) - value,
         ),
         "points": (
-            world.log_likelihood(world.infonce_prior(critic))
-            - world.elbo(world.infonce_prior(critic)),
+            sure.log_likelihood(sure.infonce_prior(critic))
+            - sure.elbo(sure.infonce_prior(critic)),
             hesitant.log_likelihood(own) - hesitant.elbo(own),
         ),
     }
@@ -162,8 +162,8 @@ def measure_variational(
     kept: dict[str, list[float]] = {}
     dropped: dict[str, list[float]] = {}
     for _ in range(settings.n_worlds):
-        worlds = [draw_world(settings, sure, generator) for sure in (True, False)]
-        for name, (own, rival) in _pair_of_misses(*worlds, generator).items():
+        sure, hesitant = (draw_world(settings, s, generator) for s in (True, False))
+        for name, (own, rival) in _pair_of_misses(sure, hesitant, generator).items():
             kept.setdefault(name, []).append(abs(own.item()))
             dropped.setdefault(name, []).append(abs(rival.item()))
     metrics = {name: max(values) for name, values in kept.items()}
