@@ -562,8 +562,8 @@ def log_anisotropic_pair(
     """
     if not holds(lambda_ > 0) or not holds((h1 + h2).isfinite()):
         raise ValueError(
-            "lambda_ must be positive, and h1 and h2 finite: learn log lambda_, and see "
-            "whether training has diverged"
+            "lambda_ must be positive, and h1 and h2 finite: learn log lambda_, and "
+            "see whether training has diverged"
         )
     h1, h2 = torch.broadcast_tensors(h1, h2)
     dim, half = h1.shape[-1], lambda_ / 2
