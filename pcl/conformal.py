@@ -350,7 +350,7 @@ def class_scores(
 
 
 def adaptive_scores(
-    probabilities: Tensor,  # (n, classes)
+    probabilities: Tensor | np.ndarray,  # (n, classes)
     penalty: float = 0.0,  # of RAPS, for each class beyond the first `free`
     free: int = 1,
     generator: torch.Generator | None = None,  # draws u; without one u = 1
@@ -359,7 +359,7 @@ def adaptive_scores(
     random share; RAPS with a penalty.
 
     Args:
-        probabilities (Tensor): (n, classes)
+        probabilities (Tensor | np.ndarray): (n, classes)
         penalty (float): of RAPS, for each class beyond the first `free`
         free (int)
         generator (torch.Generator | None): draws u; without one u = 1
@@ -367,7 +367,7 @@ def adaptive_scores(
     Returns:
         Tensor: (n, classes)
     """
-    p = probabilities.double()
+    p = torch.as_tensor(probabilities).double()
     if p.ndim != 2 or not bool((p >= 0).all()):
         raise ValueError(
             "probabilities must have shape (n, classes), none negative or NaN: use "

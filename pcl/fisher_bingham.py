@@ -75,6 +75,8 @@ def log_fisher_bingham(
         Tensor: (...)
     """
     _check_pair(linear, quadratic)
+    if nodes < 4:
+        raise ValueError(f"nodes must be at least 4, got {nodes}: 40 are exact")
     b, a = torch.broadcast_tensors(linear.double(), quadratic.double())
     top, squares = a.amax(-1), b * b
     a = top[..., None] - a
@@ -85,6 +87,9 @@ def log_fisher_bingham(
     return (constant + top + shift + half.log()).to(linear.dtype)
 
 # %% ../nbs/165_fisher_bingham.ipynb #43e850a6
+_MOST = 1e150  # squares of larger numbers are not finite
+
+
 def _check_pair(linear: Tensor, quadratic: Tensor) -> None:
     """Refuse what is no pair of vectors in two dimensions or more."""
     for name, x in (("linear", linear), ("quadratic", quadratic)):
@@ -97,13 +102,23 @@ def _check_pair(linear: Tensor, quadratic: Tensor) -> None:
                 f"{name} must have shape (..., D) with D at least 2, got "
                 f"{tuple(x.shape)}"
             )
-        if not holds(x.isfinite()):
-            raise ValueError(f"{name} must be finite; drop or repair those entries")
+        if not holds(x.detach().double().abs() < _MOST):
+            raise ValueError(
+                f"{name} must be finite, and below {_MOST:g}: drop or repair those "
+                "entries"
+            )
     if linear.shape[-1] != quadratic.shape[-1]:
         raise ValueError(
             f"linear has {linear.shape[-1]} coordinates and quadratic "
             f"{quadratic.shape[-1]}: give both the same D"
         )
+    try:
+        torch.broadcast_shapes(linear.shape, quadratic.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"linear {tuple(linear.shape)} and quadratic {tuple(quadratic.shape)} do "
+            "not broadcast: give one row of each for every density"
+        ) from None
 
 # %% ../nbs/165_fisher_bingham.ipynb #fb0a0001
 def _moments(
@@ -371,6 +386,15 @@ class FisherBingham(Distribution):
         return sample_fisher_bingham(b, a, generator)
 
 # %% ../nbs/166_nonround.ipynb #dcd618ef
+def _check_dimension(p: FisherBingham, q: VonMisesFisher) -> None:
+    """Refuse densities on different spheres."""
+    if p.event_shape != q.event_shape:
+        raise ValueError(
+            f"p and q must live in the same dimension, not {p.event_shape[0]} and "
+            f"{q.dim}"
+        )
+
+
 def log_product_kernel(
     p: FisherBingham,  # classes
     q: VonMisesFisher,  # images; batches broadcast
@@ -385,6 +409,7 @@ def log_product_kernel(
     """
     if not 0 < order < float("inf"):
         raise ValueError(f"order must be positive and finite, got {order!r}")
+    _check_dimension(p, q)
     vector = q.concentration[..., None] * q.loc
     both = log_fisher_bingham(order * (p.linear + vector), order * p.quadratic)
     own = p.log_normalizer - log_normalizer(q.dim, q.concentration)
@@ -394,11 +419,7 @@ def log_product_kernel(
 @register_kl(VonMisesFisher, FisherBingham)
 def _kl_vmf_fisher_bingham(p: VonMisesFisher, q: FisherBingham) -> Tensor:
     """One normaliser of the class; the rest is a quadratic form."""
-    if p.event_shape != q.event_shape:
-        raise ValueError(
-            f"p and q must live in the same dimension, not {p.dim} and "
-            f"{q.event_shape[0]}"
-        )
+    _check_dimension(q, p)
     kappa = p.concentration
     ratio = bessel_ratio(p.dim / 2 - 1, kappa)
     safe = torch.where(kappa > 0, kappa, 1.0)
@@ -423,7 +444,14 @@ def fit_fisher_bingham(
             f"samples must have shape (n, D) with n at least 1, got "
             f"{tuple(samples.shape)}"
         )
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
     start, x = fit_vmf(samples), samples.detach().double()
+    if bool(start.concentration.isinf()):
+        raise ValueError(
+            "samples all have one direction, so the likelihood has no maximum: give "
+            "different ones"
+        )
     first, second = x.mean(0), x.square().mean(0)
     kappa = start.concentration.double().clamp(max=1e4)
     b = (kappa * start.loc.double()).requires_grad_()
@@ -440,8 +468,15 @@ def fit_fisher_bingham(
 
     with torch.enable_grad():
         optimiser.step(miss)
-    if not (bool(b.isfinite().all()) and bool(a.isfinite().all())):
-        raise RuntimeError("no maximum was found: the samples may lie on one circle")
+    found = _moments(b.detach(), a.detach())
+    miss_by = max(
+        float((m - s).abs().max()) for m, s in zip(found, (first, second), strict=True)
+    )
+    if not miss_by < 1e-3:  # NaN too
+        raise RuntimeError(
+            f"no maximum was found in {steps} steps: the moments differ by "
+            f"{miss_by:.1g}; take more steps, or more samples if these lie on a circle"
+        )
     b, a = b.detach(), (a - a.amax()).detach()
     return FisherBingham(b.to(samples.dtype), a.to(samples.dtype))
 
@@ -450,6 +485,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from .vmf import holds
 
 # %% ../nbs/290_two_kinds.ipynb #6d77e664
 def _blocks(
@@ -523,6 +560,11 @@ def log_anisotropic_pair(
     Returns:
         Tensor: (...)
     """
+    if not holds(lambda_ > 0) or not holds((h1 + h2).isfinite()):
+        raise ValueError(
+            "lambda_ must be positive, and h1 and h2 finite: learn log lambda_, and "
+            "see whether training has diverged"
+        )
     h1, h2 = torch.broadcast_tensors(h1, h2)
     dim, half = h1.shape[-1], lambda_ / 2
     tilt = torch.zeros_like(lambda_) if tilt is None else tilt

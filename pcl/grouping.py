@@ -6,6 +6,8 @@
 __all__ = ['map_at_k', 'map_at_r', 'mutual_information', 'clusters', 'nmi', 'spectrum_divergence', 'cluster_diversity']
 
 # %% ../nbs/530_grouping.ipynb #ab65f71e
+import math
+
 import numpy as np
 import torch
 from scipy.cluster.vq import kmeans2
@@ -88,6 +90,11 @@ def mutual_information(
         left (np.ndarray): (n,), whole numbers
         right (np.ndarray): (n,), whole numbers
     """
+    if np.shape(left) != np.shape(right) or np.ndim(left) != 1 or not len(left):
+        raise ValueError(
+            "left and right must have shape (n,), one group for each item; got "
+            f"{np.shape(left)} and {np.shape(right)}"
+        )
     _, i = np.unique(left, return_inverse=True)
     _, j = np.unique(right, return_inverse=True)
     table = np.zeros((i.max() + 1, j.max() + 1))
@@ -115,6 +122,11 @@ def clusters(
     Returns:
         np.ndarray: (k, D), centres
     """
+    if not 1 <= k <= len(points) or starts < 1:
+        raise ValueError(
+            f"k must lie between 1 and the {len(points)} points, and starts be at "
+            f"least 1; got {k} and {starts}"
+        )
     found = []
     for child in np.random.SeedSequence(seed).spawn(starts):
         rng = np.random.default_rng(child)
@@ -154,7 +166,11 @@ def spectrum_divergence(
     Args:
         embeddings (Tensor | np.ndarray): (n, D)
     """
-    values = torch.linalg.svdvals(as_embeddings("embeddings", embeddings).double())
+    rows = as_embeddings("embeddings", embeddings).double()
+    values = torch.linalg.svdvals(rows)
+    least = values[0] * max(rows.shape) * torch.finfo(values.dtype).eps
+    if len(values) < rows.shape[1] or bool(values[-1] <= least):
+        return math.inf
     shares = values / values.sum()
     return float(-shares.log().mean() - np.log(len(shares)))
 

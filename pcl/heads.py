@@ -125,10 +125,15 @@ class UncertaintyHead(NormEncoder):
         Returns:
             tuple[Tensor, Tensor]: (..., features) to (..., D) and (...)
         """
-        if x.shape[-1] != self.n_features:
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"x must be a tensor, got {type(x).__name__}: head.arrays(x) goes from "
+                "numpy to numpy"
+            )
+        if x.shape[-1:] != (self.n_features,):
             raise ValueError(
                 f"x must have the backbone's {self.n_features} features in its last "
-                f"axis, got {x.shape[-1]}"
+                f"axis, got {tuple(x.shape)}"
             )
         v = self.net((x.to(self.mean.dtype) - self.mean) / self.scale)
         v = v.to(

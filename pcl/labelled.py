@@ -7,6 +7,7 @@ __all__ = ['Rows', 'rows_of', 'as_posterior', 'FromLabels', 'TwoViews']
 
 # %% ../nbs/268_by_label.ipynb #1ed5aa1d
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -90,6 +91,10 @@ def as_posterior(
             "embeddings must be posteriors or a floating-point tensor (n, D), got "
             f"{tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__}"
         )
+    if not bool(x.isfinite().all()):
+        raise ValueError(
+            "embeddings have NaN or infinite entries: see whether training has diverged"
+        )
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     kappa = x.norm(dim=-1).clamp_min(torch.finfo(x.dtype).tiny)
     return VonMisesFisher(
@@ -101,6 +106,8 @@ def _taken(loss: nn.Module, embeddings: Tensor | Posterior) -> Posterior:
     """Posteriors for a loss, which has to find different lengths unless it ignores
     them."""
     q = as_posterior(embeddings)
+    if not len(q.loc):
+        raise ValueError("embeddings are empty: a loss needs two or more")
     ignores = type(loss) is InfoNCE or not isinstance(embeddings, Tensor)
     if not ignores and bool(((q.concentration.detach() - 1).abs() < 1e-4).all()):
         raise ValueError(
@@ -112,11 +119,11 @@ def _taken(loss: nn.Module, embeddings: Tensor | Posterior) -> Posterior:
 
 def _labels(labels: Tensor | None, q: Posterior) -> Tensor:
     """Labels as whole numbers, one for each posterior, where they are."""
-    if not isinstance(labels, Tensor) or labels.shape != q.loc.shape[:1]:
-        shape = getattr(labels, "shape", type(labels).__name__)
+    labels = torch.as_tensor(labels)
+    if labels.shape != q.loc.shape[:1]:
         raise ValueError(
-            f"labels must be a tensor of shape ({len(q.loc)},), one for each "
-            f"embedding; got {shape}"
+            f"labels must have shape ({len(q.loc)},), one for each embedding; got "
+            f"{tuple(labels.shape)}"
         )
     if labels.is_floating_point() or labels.is_complex():
         raise TypeError("labels must be whole numbers; take the argmax of soft labels")
@@ -179,6 +186,18 @@ def _picked(q: Posterior, index: Tensor) -> Posterior:
     return mapped(q, lambda part: part[index])
 
 # %% ../nbs/268_by_label.ipynb #3335f02c
+def _check_loss(loss: Any) -> None:
+    """Refuse what does not compare posteriors with positives and negatives."""
+    given = signature(loss.forward).parameters if isinstance(loss, nn.Module) else {}
+    free = any(p.kind is p.VAR_POSITIONAL for p in given.values())
+    if not free and "q_pos" not in given:
+        name = loss.__name__ if isinstance(loss, type) else type(loss).__name__
+        raise TypeError(
+            "loss must be one of posteriors, called as loss(q, q_pos, q_neg), such as "
+            f"ExactInfoNCE(20.0); got {name}"
+        )
+
+
 class FromLabels(nn.Module):
     """A contrastive loss called as `loss(embeddings, labels)`, the mean over all pairs
     of equal labels.
@@ -203,6 +222,7 @@ class FromLabels(nn.Module):
     ):
         """The class lists the parameters."""
         super().__init__()
+        _check_loss(loss)
         self.loss, self.gather = loss, gather
 
     @property
@@ -342,6 +362,11 @@ class TwoViews(nn.Module):
         if len(r.loc) != n:
             raise ValueError(
                 f"first has {n} rows and second {len(r.loc)}: one for each"
+            )
+        if r.loc.shape != q.loc.shape:
+            raise ValueError(
+                f"first has {q.loc.shape[-1]} dimensions and second "
+                f"{r.loc.shape[-1]}: use one encoder for both"
             )
         if n == 1 and _world(self.by_label.gather) == 1:
             raise ValueError("one image has no negatives: pass two or more")

@@ -63,6 +63,11 @@ class Modes(NamedTuple):
     distinct: Tensor  # (..., J), False where a higher entry is the same mode
 
 
+def _check_draws(n_samples: int) -> None:
+    if n_samples < 1:
+        raise ValueError(f"n_samples must be at least 1, got {n_samples}")
+
+
 class MixtureOfVMF(Distribution):
     """Finitely many von Mises-Fisher distributions on one sphere, with weights.
 
@@ -259,6 +264,11 @@ class MixtureOfVMF(Distribution):
             n_steps (int): of the climb, at most
             merge (float): angle in radians below which two tops are one
         """
+        if n_steps < 1 or not merge >= 0:
+            raise ValueError(
+                f"n_steps must be at least 1 and merge at least 0, got {n_steps} and "
+                f"{merge}"
+            )
         z, still = self.loc, 4 * torch.finfo(self.loc.dtype).eps
         slope = self.concentration.log().unsqueeze(-2)
         for _ in range(n_steps):
@@ -295,6 +305,7 @@ class MixtureOfVMF(Distribution):
             n_samples (int): of each component
             generator (torch.Generator | None): for reproducible draws
         """
+        _check_draws(n_samples)
         z = self.components.rsample((n_samples,), generator=generator)
         log_p = torch.logsumexp(self._by_component(z.movedim(-2, 0)), -1)
         w = self.weights
@@ -323,6 +334,7 @@ class MixtureOfVMF(Distribution):
         """
         if not 0 <= level <= 1:
             raise ValueError(f"level must lie in [0, 1]: it is a probability; {level}")
+        _check_draws(n_samples)
         log_p = torch.logsumexp(
             self._by_component(self.sample((n_samples,), generator)), -1
         )

@@ -17,7 +17,7 @@ from .bessel import log_normalizer
 from .kernels import kl, log_bhattacharyya, log_expected_likelihood
 from .kernels import squared_distance
 from .labelled import as_posterior
-from .vmf import VonMisesFisher, fit_vmf
+from .vmf import VonMisesFisher, fit_vmf, holds
 
 # %% ../nbs/510_proxies.ipynb #46af2ee5
 def _check_size(name: str, value: int, least: int) -> int:
@@ -80,13 +80,16 @@ class ProxyLoss(nn.Module):
 
     def read(self, q: Any) -> VonMisesFisher:
         """Posteriors or vectors of the right dimension, as posteriors."""
-        if isinstance(q, Tensor) and not bool(q.isfinite().all()):
-            raise ValueError("q has NaN or infinite entries: lower the learning rate")
         q = as_posterior(q)
         if not isinstance(q, VonMisesFisher):
             raise TypeError("proxies take posteriors with one mode, and q has several")
         if q.dim != self.dim:
             raise ValueError(f"q has dimension {q.dim} and the proxies {self.dim}")
+        if not holds(q.concentration >= 0):
+            raise ValueError(
+                "q has a concentration below 0, or NaN: take the length of the "
+                "network's output (pcl.encoders.NormEncoder)"
+            )
         return q
 
     def similarity(self, q: VonMisesFisher) -> Tensor:  # (B, C)
@@ -116,12 +119,14 @@ class ProxyLoss(nn.Module):
 
 def _check_classes(labels: Tensor, rows: int, n_classes: int) -> None:
     """Refuse what is not the number of a class for each row."""
+    if not rows:
+        raise ValueError("q is empty: a loss needs one image or more")
     if labels.dtype != torch.long or labels.shape != (rows,):
         raise ValueError(
             f"labels must be {rows} whole numbers (torch.long), one for each image, "
             f"got {labels.dtype} of shape {tuple(labels.shape)}"
         )
-    if rows and not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
+    if not 0 <= int(labels.min()) <= int(labels.max()) < n_classes:
         raise ValueError(
             f"labels must lie in 0..{n_classes - 1}, got {int(labels.min())} to "
             f"{int(labels.max())}: number the training classes from 0"

@@ -6,6 +6,7 @@
 __all__ = ['class_probabilities', 'UncertaintyClassifier']
 
 # %% ../nbs/715_scikit.ipynb #fba8e21b
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from .files import missing
 from .heads import train_head
 from .losses import ExactInfoNCE
 from .marginal import log_marginal
-from .vmf import VonMisesFisher
+from .vmf import VonMisesFisher, unit_vector
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
@@ -64,7 +65,7 @@ class UncertaintyClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         hidden (int): width of the hidden layer
         steps (int)
         batch_size (int)
-        random_state (int): an integer, as runs are to be repeated
+        random_state (Any): an integer to repeat a run, or as in scikit-learn
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class UncertaintyClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
         hidden: int = 512,  # width of the hidden layer
         steps: int = 1000,
         batch_size: int = 256,
-        random_state: int = 0,  # an integer, as runs are to be repeated
+        random_state: Any = 0,  # an integer to repeat a run, or as in scikit-learn
     ):
         """The class lists the parameters."""
         if BaseEstimator is object:
@@ -105,15 +106,26 @@ class UncertaintyClassifier(ClassifierMixin, TransformerMixin, BaseEstimator):
             hidden=self.hidden,
             steps=self.steps,
             batch_size=self.batch_size,
-            seed=self.random_state,
+            seed=self._seed(),
         ).double()  # so that a row's answer does not depend on its neighbours
         self.known_, self.numbers_ = self._posteriors(X), torch.from_numpy(numbers)
         return self
 
+    def _seed(self) -> int:
+        """The number itself, or one that scikit-learn draws."""
+        from sklearn.utils import check_random_state
+
+        if isinstance(self.random_state, Integral):
+            return int(self.random_state)
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
     def _posteriors(self, X: np.ndarray) -> VonMisesFisher:
         """Posteriors of checked features."""
         with torch.no_grad():
-            return self.head_(torch.from_numpy(X))
+            q = self.head_(torch.from_numpy(X))
+        if not bool(unit_vector.check(q.loc).all()):
+            raise ValueError("X has values too large to compute with: rescale it")
+        return q
 
     def _checked(self, X: Any) -> np.ndarray:
         """Features like those the head was trained on."""

@@ -167,6 +167,11 @@ def save_pretrained(
         >>> sorted(path.name for path in folder.iterdir())
         ['README.md', 'config.json', 'model.json', 'model.safetensors']
     """
+    if not isinstance(head, UncertaintyHead):
+        raise TypeError(
+            f"head must be an UncertaintyHead, got {type(head).__name__}: train_head "
+            "makes one"
+        )
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder must name a folder, and {folder} is a file")

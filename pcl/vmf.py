@@ -75,8 +75,9 @@ def _draw(
     sine = torch.addcmul(gap, gap, cosine).sqrt_().div_(length)
     whole = z.device.type != "cpu" or stream_version() == 1
     rows = max(1, n if whole else _BLOCK // max(1, loc.numel()))
-    for part in zip(*(x.split(rows) for x in (z, sine, cosine)), strict=True):
-        _place(*part, h, weight)
+    pieces = (x.split(rows) for x in (z, sine, cosine))
+    for part, s, c in zip(*pieces, strict=True):
+        _place(part, s, c, h, weight)
     return z, gap
 
 # %% ../nbs/120_vmf.ipynb #4ebccdee

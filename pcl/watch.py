@@ -77,7 +77,15 @@ def complaints(
     Returns:
         dict[str, str]: from a word to a line; empty where all is well
     """
-    kappa = q.concentration.detach().double().flatten().nan_to_num(0.0)
+    kappa = q.concentration.detach().double().flatten()
+    if not len(kappa) or (labels is not None and len(labels) != len(kappa)):
+        raise ValueError(
+            f"labels must be as many as there are observations, and these not none: "
+            f"got {0 if labels is None else len(labels)} and {len(kappa)}"
+        )
+    if bool(kappa.isnan().any()):
+        share = f"{int(kappa.isnan().sum())} of {len(kappa)} inputs"
+        return {"nan": f"kappa is not a number for {share}"}
     low, middle, high = (
         kappa.quantile(p, interpolation="nearest").item() for p in (0.05, 0.5, 0.95)
     )
