@@ -36,8 +36,8 @@ STYLE: dict[Any, Any] = {
     "figure.figsize": (7.0, 3.2),
     "figure.dpi": 110,
     "figure.constrained_layout.use": True,
-    "figure.facecolor": "#fbfaf7",
-    "axes.facecolor": "#fbfaf7",
+    "figure.facecolor": "none",  # the page shows through, light or dark
+    "axes.facecolor": "none",
     "font.size": 10,
     "font.family": "sans-serif",
     "legend.frameon": False,

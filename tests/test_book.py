@@ -230,7 +230,7 @@ def test_chapters_print_the_number_of_their_file(root: Path, tmp_path: Path) -> 
     for written in ("260. Losses#", "260.1. First#", "(260.1)#", "Theorem 260.1"):
         assert written in text
     text = re.sub(r"<[^>]*>", "", more)
-    for written in ("265.1. Links#", "(260.1), Theorem 260.1, Fig. 265.1"):
+    for written in ("265.1. Links#", "(260.1), Theorem 260.1, Figure 265.1"):
         assert written in text
     assert 'url=nbs/intro.html"' in (html / "index.html").read_text()
 
