@@ -321,7 +321,7 @@ def copy_notebooks(args: argparse.Namespace) -> int:
     target = Path(args.folder)
     numbered = {p.stem[:3]: p for p in sorted(data_folder("nbs").glob("*.ipynb"))}
     if args.chapter:
-        numbered = {"": lookup("chapter", args.chapter, numbered)}
+        numbered = {"": lookup("chapter", args.chapter.zfill(3), numbered)}
     chapters = list(numbered.values())
     taken = [c.name for c in chapters if (target / c.name).exists()]
     if taken and not args.force:

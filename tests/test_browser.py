@@ -186,7 +186,7 @@ def test_chapters_carry_the_number_of_their_file(browser: webdriver.Chrome) -> N
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
     parts = [part for part in toc["parts"] if part.get("numbered", True)]
     files = [chapter["file"] for part in parts for chapter in part["chapters"]]
-    numbers = [f"{Path(name).name[:3]}." for name in files]
+    numbers = [f"{int(Path(name).name[:3])}." for name in files]
     open_page(browser, (HTML / "nbs" / "260_losses.html").as_uri())
     links = browser.find_elements(By.CSS_SELECTOR, "nav.bd-links a.reference")
     shown = [link.get_attribute("textContent").split()[0] for link in links]

@@ -27,3 +27,23 @@
   }
   addEventListener("keydown", e => { if (e.key === "Escape") hide(); });
 })();
+
+// What scrolls sideways can be reached and scrolled from the keyboard.
+(() => {
+  const boxes = "pre, .pcl-light, .pcl-dark, .pcl-scroll, .output.text_html, .output.text_html > div, div.math, mjx-container, .pst-scrollable-table-container";
+  function mark() {
+    for (const box of document.querySelectorAll(boxes)) {
+      const wide = box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX !== "visible";
+      if (wide && !box.hasAttribute("tabindex")) {
+        box.tabIndex = 0;
+        box.dataset.reachable = "";
+      } else if (!wide && "reachable" in box.dataset) {
+        box.removeAttribute("tabindex");
+        delete box.dataset.reachable;
+      }
+    }
+  }
+  addEventListener("load", mark);
+  addEventListener("resize", mark);
+  window.MathJax?.startup?.promise?.then(mark);
+})();
