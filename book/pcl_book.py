@@ -40,7 +40,11 @@ SWITCH = "PCL_RERUN"
 MODULE = re.compile(
     r"^#\|\s*(?:default_exp|export)[ \t]+(?P<name>[\w.]+)", re.MULTILINE
 )
-RUN_NOTE = ":::{{container}} pcl-run\nRun this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`{launch}, or `pcl notebooks . --chapter {number}`. {how}{where}\n:::"
+RUN_NOTE = (
+    ":::{{container}} pcl-run\n"
+    "Run this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`{launch}, "
+    "or `pcl notebooks . --chapter {number}`. {how}{where}\n:::"
+)
 LAUNCH = (
     ", in [Binder](https://mybinder.org/v2/gh/{name}/{branch}?labpath=nbs/{stem}.ipynb)"
     ", in [Colab](https://colab.research.google.com/github/{name}/blob/{branch}/nbs/"

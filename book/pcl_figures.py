@@ -4,7 +4,7 @@ all theorems. Links to the glossary carry the definition."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -33,7 +33,7 @@ class Caption(SphinxDirective):
     """The caption of the figure that the cell above has drawn."""
 
     has_content = True
-    option_spec = {"name": directives.unchanged}
+    option_spec: ClassVar = {"name": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         """A figure that holds its caption; the number comes from Sphinx."""

@@ -45,7 +45,9 @@ def summary_of(source: str) -> str:
         if isinstance(node, kinds) and node.name in names
     ]
     comment = COMMENT.match(source)
-    remark = first_sentence(re.sub(r"^#", "", comment[0], flags=re.M)) if comment else ""
+    remark = (
+        first_sentence(re.sub(r"^#", "", comment[0], flags=re.M)) if comment else ""
+    )
     said = next(filter(None, told), remark)
     return f"{shown}: {said}" if said else shown
 

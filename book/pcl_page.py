@@ -19,7 +19,7 @@ ON_DARK = {
     "#7d8a94": "#a5b1ba",
 }
 COLOUR = re.compile(r"#[0-9a-f]{6}\b", re.IGNORECASE)
-EMBEDDED = re.compile(r'(<image\b[^>]*>)', re.DOTALL)
+EMBEDDED = re.compile(r"(<image\b[^>]*>)", re.DOTALL)
 PICTURE = re.compile(
     r'<img\b(?P<head>[^>]*?)\ssrc="(?P<stem>[^"]*_images/[^"]+)\.svg"(?P<tail>[^>]*)>'
 )
@@ -113,4 +113,5 @@ def connect(app: Any) -> None:
     app.pcl_revision = revision()
     app.connect("html-page-context", on_page)
     app.connect("build-finished", on_finished)
-    app.add_js_file("pcl.js", loading_method="defer")
+    for name in ("pcl.js", "pcl_touch.js"):
+        app.add_js_file(name, loading_method="defer")
