@@ -82,7 +82,10 @@ def fold_cells(
         if cell["cell_type"] != "code" or not "".join(cell["source"]).strip():
             continue
         source, tags = "".join(cell["source"]), cell["metadata"].get("tags", [])
-        if "remove-cell" in tags or asserts(source):
+        if asserts(source):
+            tags[:] = [tag for tag in tags if tag != FOLD]
+            continue
+        if "remove-cell" in tags:
             continue
         after = cells[position + 1 : position + 2]
         if position in exported:

@@ -84,7 +84,8 @@
       const at = places.map(place => place()), ys = data.curves[at.join(",")], i = best(ys);
       line.setAttribute("d", path(ys));
       dot.setAttribute("cx", px(data.x[i])); dot.setAttribute("cy", py(ys[i]));
-      let text = `${data.says}: ${short(data.x[i])}, where the truth is ${short(data.truth)}; ${data.price} ${short(ys[i])}.`;
+      let text = `${data.says} ${short(data.x[i])}; the truth is ${short(data.truth)}.`;
+      if (data.price) text += ` ${data.price} ${short(ys[i])} nats.`;
       const also = (data.reference || {})[at[data.reference_by ?? 0]];
       if (also) {
         const j = best(also);
