@@ -1,5 +1,6 @@
 """Library cells are folded under one visible line that says what they hold; the code of
-a figure is folded above it. A cell with an assertion is never folded."""
+a figure is folded above it, and so is the solution of an exercise. A cell with an assertion
+is never folded."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
 COMMENT = re.compile(r"(?:^#\s.*\n)+", re.MULTILINE)
 CAPTION = re.compile(r"\*Figure(?:\s+\((?P<label>fig-[\w-]+)\))?\.\*\s+")
+SOLUTION = re.compile(r"# (Solution \d+)\n")
 FOLD = "hide-input"
 OF_FIGURE = "Code of this figure"
 
@@ -77,7 +79,7 @@ def fold_cells(
     cells: list[dict[str, Any]],  # with tags in the place of directives
     exported: set[int],  # positions of the cells that go into the library
 ) -> None:
-    """Fold exported cells, and the code of every figure with a caption below."""
+    """Fold exported cells, the code of every figure with a caption, and solutions."""
     for position, cell in enumerate(cells):
         if cell["cell_type"] != "code" or not "".join(cell["source"]).strip():
             continue
@@ -92,3 +94,6 @@ def fold_cells(
             fold(cell, summary_of(source))
         elif "remove-input" in tags and after and is_caption(after[0]):
             fold(cell, OF_FIGURE)
+        elif solution := SOLUTION.match(source):
+            cell["source"] = source[solution.end() :].lstrip("\n")
+            fold(cell, solution[1])
