@@ -206,7 +206,7 @@ def plot_map(
     return coordinates
 
 # %% ../nbs/930_plots.ipynb #930c2002
-TOUCHABLE = ("curves", "cap", "filter", "circles")
+TOUCHABLE = ("curves", "cap", "filter")
 
 
 def interactive(

@@ -203,41 +203,7 @@
     draw();
   }
 
-  // Some hundred points on two circles while they train: truth by hue, certainty by size.
-  function circles(figure, data) {
-    const box = make("div"), row = make("div", { class: "pcl-row" });
-    const told = make("p", { class: "pcl-told", "aria-live": "polite" });
-    const pictures = data.runs.map(run => {
-      const part = make("div"), svg = make("svg", { viewBox: "-150 -150 300 300", role: "img", "aria-label": `${run.name}: ${data.alt}` });
-      svg.append(make("circle", { class: "grid", r: 100, fill: "none" }));
-      const dots = data.hue.map(h => {
-        const dot = make("circle", { style: `fill: hsl(${h} 65% 50%)`, "fill-opacity": 0.75 });
-        svg.append(dot);
-        return dot;
-      });
-      part.append(make("p", { class: "pcl-name" }, run.name), svg);
-      row.append(part);
-      return dots;
-    });
-    figure.append(row, box, told);
-    const at = slider(box, "pairs seen", data.pairs.map(p => p.toLocaleString("en")), data.pairs.length - 1, draw);
-    function draw() {
-      const step = at();
-      told.textContent = data.runs.map((run, i) => {
-        run.angle[step].forEach((angle, j) => {
-          const k = run.kappa[step][j], a = angle * Math.PI / 180, far = 100 + 38 * Math.tanh((Math.log(k) - data.middle) / 1.2);
-          const dot = pictures[i][j];
-          dot.setAttribute("cx", (far * Math.cos(a)).toFixed(1));
-          dot.setAttribute("cy", (-far * Math.sin(a)).toFixed(1));
-          dot.setAttribute("r", Math.max(2, Math.min(9, 14 / Math.sqrt(k) * 2)).toFixed(1));
-        });
-        return `${run.name}: order of directions ${run.mu_rank[step].toFixed(2)}, of certainties ${run.kappa_rank[step].toFixed(2)}, median κ ${short(run.median[step])}.`;
-      }).join(" ");
-    }
-    draw();
-  }
-
-  const KINDS = { curves, cap, filter, circles };
+  const KINDS = { curves, cap, filter };
   for (const figure of document.querySelectorAll("figure.pcl-touch")) {
     const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
     figure.querySelector(".pcl-still")?.remove();
