@@ -40,7 +40,16 @@ SWITCH = "PCL_RERUN"
 MODULE = re.compile(
     r"^#\|\s*(?:default_exp|export)[ \t]+(?P<name>[\w.]+)", re.MULTILINE
 )
-RUN_NOTE = ":::{{container}} pcl-run\nRun this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`. {how}{where}\n:::"
+RUN_NOTE = (
+    ":::{{container}} pcl-run\n"
+    "Run this chapter yourself: {{download}}`{stem}.ipynb <{stem}.ipynb>`{launch}, "
+    "or `pcl notebooks . --chapter {number}`. {how}{where}\n:::"
+)
+LAUNCH = (
+    ", in [Binder](https://mybinder.org/v2/gh/{name}/{branch}?labpath=nbs/{stem}.ipynb)"
+    ", in [Colab](https://colab.research.google.com/github/{name}/blob/{branch}/nbs/"
+    "{stem}.ipynb)"
+)
 REFERENCE = " What it adds to the library is listed in the reference of {pages}."
 PAGE = "{{doc}}`pcl.{name} </reference/{name}>`"
 COMPUTED = "Everything on this page is computed while it runs."
@@ -82,10 +91,20 @@ def modules_of(notebook: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def launch_links(
+    place: str,  # owner/name@branch of a public repository, or nothing
+    stem: str,  # of the chapter's file
+) -> str:
+    """Links that open a chapter where it can run without being installed."""
+    name, _, branch = place.partition("@")
+    return LAUNCH.format(name=name, branch=branch or "main", stem=stem) if name else ""
+
+
 def add_run_note(
     notebook: dict[str, Any],
     stem: str,  # of its file
     described: list[str],  # the modules with a page in the reference
+    place: str = "",  # where Binder and Colab find the chapters
 ) -> None:
     """Put the download link, the rerun switch where the chapter has experiments, and
     the reference under the title."""
@@ -108,13 +127,22 @@ def add_run_note(
     first["source"] = (
         "".join(first["source"]).rstrip()
         + "\n\n"
-        + RUN_NOTE.format(stem=stem, how=how, where=where)
+        + RUN_NOTE.format(
+            stem=stem,
+            launch=launch_links(place, stem),
+            number=stem.partition("_")[0],
+            how=how,
+            where=where,
+        )
         + "\n"
     )
 
 
 def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     """Translate a notebook between the file on disk and the parser."""
+    from pcl_figures import mark_captions
+    from pcl_fold import EXPORTED, fold_cells
+
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
     notebook = json.loads(source[0])
@@ -122,10 +150,15 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     described = [  # before the directives are dropped
         name for name in modules_of(notebook) if (reference / f"{name}.md").exists()
     ]
-    for cell in notebook["cells"]:
+    cells = notebook["cells"]
+    exported = {n for n, c in enumerate(cells) if EXPORTED.search("".join(c["source"]))}
+    for cell in cells:
         if cell["cell_type"] == "code":
             translate_cell(cell)
-    add_run_note(notebook, Path(docname).name, described)
+    fold_cells(cells, exported)
+    mark_captions(cells)
+    place = app.config.pcl_launch
+    add_run_note(notebook, Path(docname).name, described, place)
     source[0] = json.dumps(notebook)
 
 
@@ -198,7 +231,9 @@ def on_build_finished(app: Any, exception: Exception | None) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     """Write the reference, before Sphinx looks for pages, and register the handlers."""
-    # Sphinx finds both beside this file.
+    # Sphinx finds them beside this file.
+    import pcl_figures
+    import pcl_page
     from pcl_reference import write_pages
     from pcl_run import connect
 
@@ -209,5 +244,8 @@ def setup(app: Any) -> dict[str, bool]:
     connect(app, on_source_read)
     app.connect("source-read", on_source_read)
     app.connect("build-finished", on_build_finished)
+    app.add_config_value("pcl_launch", "", "env")
+    pcl_figures.connect(app)
+    pcl_page.connect(app)
     app.add_css_file("pcl.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -319,7 +319,10 @@ def data(args: argparse.Namespace) -> int:
 def copy_notebooks(args: argparse.Namespace) -> int:
     """Copy the chapters into a folder, replacing nothing there unless asked to."""
     target = Path(args.folder)
-    chapters = sorted(data_folder("nbs").glob("*.ipynb"))
+    numbered = {p.stem[:3]: p for p in sorted(data_folder("nbs").glob("*.ipynb"))}
+    if args.chapter:
+        numbered = {"": lookup("chapter", args.chapter.zfill(3), numbered)}
+    chapters = list(numbered.values())
     taken = [c.name for c in chapters if (target / c.name).exists()]
     if taken and not args.force:
         advice = "choose another folder, or replace them with --force"
@@ -328,8 +331,8 @@ def copy_notebooks(args: argparse.Namespace) -> int:
     for chapter in chapters:
         with replacing(target / chapter.name) as partial:
             partial.write_bytes(chapter.read_bytes())
-    how = f"start with: jupyter lab {target}"
-    print(f"{len(chapters)} notebooks copied to {target}; {how}")
+    what = chapters[0].name if args.chapter else f"{len(chapters)} notebooks"
+    print(f"{what} copied to {target}; start with: jupyter lab {target}")
     return 0
 
 # %% ../nbs/950_cli.ipynb #ae2895d9
@@ -543,6 +546,8 @@ def add_result_options(parsers: Parsers) -> None:
     parsers["data"].add_argument("name", metavar="NAME", nargs="?", help=which)
     parser = parsers["notebooks"]
     parser.add_argument("folder", metavar="DIR", help="where to put them")
+    only = "only the chapter with this number, such as 370"
+    parser.add_argument("--chapter", metavar="N", help=only)
     replace = "replace notebooks that are there already"
     parser.add_argument("--force", action="store_true", help=replace)
 

@@ -3,6 +3,7 @@ would stumble over."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -129,7 +130,7 @@ def write_page(folder: Path, name: str, text: list[str] | str) -> None:
         return
     cells = []
     for number, source in enumerate(text):
-        prose = source.startswith(("# ", "## "))
+        prose = source.startswith(("# ", "## ", "*Figure", ":::"))
         code = {} if prose else {"outputs": [], "execution_count": None}
         kind = "markdown" if prose else "code"
         cell = {"cell_type": kind, "id": f"c{number}", "metadata": {}}
@@ -230,9 +231,110 @@ def test_chapters_print_the_number_of_their_file(root: Path, tmp_path: Path) -> 
     for written in ("260. Losses#", "260.1. First#", "(260.1)#", "Theorem 260.1"):
         assert written in text
     text = re.sub(r"<[^>]*>", "", more)
-    for written in ("265.1. Links#", "(260.1), Theorem 260.1, Fig. 265.1"):
+    for written in ("265.1. Links#", "(260.1), Theorem 260.1, Figure 265.1"):
         assert written in text
     assert 'url=nbs/intro.html"' in (html / "index.html").read_text()
+
+
+def load(root: Path, name: str) -> ModuleType:
+    """A module of the book's machinery."""
+    sys.path.insert(0, str(root / "book"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ('def f(x):\n    """Double it. Or not."""\n', "f: Double it"),
+        ('class A:\n    """One\n    thing."""\n\ndef b(): pass\n', "A, b: One thing"),
+        ("# How many.\nCOUNT = 3\n", "COUNT: How many"),
+        ("import os\n", "Imports"),
+        ("a = b = c = d = 1\n", "a, b, c and others"),
+        ("_x = 1\n", "_x"),
+    ],
+)
+def test_a_library_cell_is_folded_under_a_line(
+    root: Path, source: str, line: str
+) -> None:
+    assert load(root, "pcl_fold").summary_of(source) == line
+
+
+def test_no_folded_cell_holds_an_assertion(root: Path, extension: ModuleType) -> None:
+    fold = load(root, "pcl_fold")
+    for path in (root / "nbs").glob("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        texts = ["".join(c["source"]) for c in cells]
+        exported = {n for n, text in enumerate(texts) if fold.EXPORTED.search(text)}
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                extension.translate_cell(cell)
+        fold.fold_cells(cells, exported)
+        for cell in cells:
+            if fold.FOLD in cell["metadata"].get("tags", []):
+                found = [x for x in cell["source"].splitlines() if x[:7] == "assert "]
+                assert not found, f"{path.name} folds {found[0]}"
+
+
+def test_links_to_other_services_come_from_one_setting(extension: ModuleType) -> None:
+    assert extension.launch_links("", "260_losses") == ""
+    links = extension.launch_links("someone/pcl@stable", "260_losses")
+    assert "gh/someone/pcl/stable?labpath=nbs/260_losses.ipynb" in links
+    assert "github/someone/pcl/blob/stable/nbs/260_losses.ipynb" in links
+
+
+def test_drawings_turn_for_dark_pages_and_pictures_stay(root: Path) -> None:
+    page = load(root, "pcl_page")
+    svg = '<svg><path style="stroke: #000000; fill: #0b3c5d"/><image href="#000000"/>'
+    dark = page.dark_version(svg)
+    assert "#0b3c5d" not in dark and '<image href="#000000"/>' in dark
+    for colour in ("#000000", "#333333", "#0b3c5d", "#440154", "#1f77b4"):
+        parts = [int(page.on_dark(colour)[i : i + 2], 16) for i in (1, 3, 5)]
+        assert max(parts) > 120, f"{colour} cannot be seen on a dark page"
+
+
+DRAWN = """import matplotlib.pyplot as plt
+from matplotlib_inline.backend_inline import set_matplotlib_formats
+set_matplotlib_formats("svg")
+plt.plot([1, 2]);"""
+
+
+def test_figures_are_numbered_linked_and_listed(root: Path, tmp_path: Path) -> None:
+    small_book(
+        root,
+        tmp_path,
+        n260_losses=[
+            "# Losses\n\nSee {numref}`fig-second`.",
+            f"#| echo: false\n{DRAWN}",
+            "*Figure.* It rises. And more.\n\nText {term}`slope` after.",
+            DRAWN,
+            "*Figure (fig-second).* It rises again.",
+            ":::{prf:theorem} Of slopes\n:label: thm-a\nYes.\n:::",
+        ],
+        figures="# All\n\n```{pcl-list} figures\n```\n\n```{pcl-list} theorems\n```\n",
+        glossary="# Words\n\n```{glossary}\nslope\n    Rise over run. Or not.\n```\n",
+    )
+    done = build(tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    html = tmp_path / "_build" / "html"
+    page, lists = (
+        (html / f"nbs/{n}.html").read_text() for n in ("260_losses", "figures")
+    )
+    text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    assert "See Figure 260.2 ." in text or "See Figure 260.2." in text
+    assert "Figure 260.1 It rises. And more. Code" in text
+    for anchor in ("figure-1", "code-of-figure-1", "code-of-figure-2"):
+        assert f'id="{anchor}"' in page
+    assert "Code of this figure" in page and 'title="Rise over run."' in page
+    assert "Cite this page: " in page and "revision " in page
+    for name in re.findall(r'src="\.\./(_images/[^"]+\.svg)"', page):
+        assert (html / name).exists(), name
+    assert page.count("-dark.svg") == 2
+    said = " ".join(re.sub(r"<[^>]*>", " ", lists).split())
+    for line in ("Figure 260.1 It rises.", "Theorem 260.1 (Of slopes)"):
+        assert line in said, said[-500:]
 
 
 def test_outputs_are_kept_while_code_library_and_ledger_stay(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import shutil
+import subprocess
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -144,6 +145,17 @@ def test_page_from_disk_asks_nobody_and_complains_of_nothing(
     assert console_errors(browser) == []
 
 
+# Folded code is measured as well, so it is opened first.
+CUT_OFF = """document.querySelectorAll('article details').forEach(d => { d.open = true; });
+    return [...document.querySelectorAll('article div.highlight pre, article .cell_output pre')]
+    .filter(p => p.scrollWidth > p.clientWidth + 1).map(p => p.textContent.slice(0, 200))"""
+# Lines of a table whose last cell, the verdict, is not on the screen.
+UNSEEN = """return [...document.querySelectorAll('table.pcl-cards tbody tr')].filter(row => {
+    const box = row.lastElementChild.getBoundingClientRect();
+    return box.width === 0 || box.left < 0 || box.right > innerWidth; }).map(r => r.textContent.slice(0, 200))"""
+DESK = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+
+
 @pytest.mark.parametrize("page", pages())
 def test_page_served_is_typeset_described_and_fits_a_phone(
     browser: webdriver.Chrome, site: str, page: str
@@ -174,8 +186,138 @@ def test_page_served_is_typeset_described_and_fits_a_phone(
         nameless = r"""return [...document.querySelectorAll('article img')].map(i => [i.alt, i.src])
                        .filter(([alt]) => !alt.trim() || alt.includes('/'))"""  # without one, Sphinx puts the file's path there
         assert browser.execute_script(nameless) == []
+        assert browser.execute_script(UNSEEN) == []
+        assert browser.execute_script(CUT_OFF) == []
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
+        assert browser.execute_script(CUT_OFF) == []
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+AXE = "axe-core@4.10.3"
+# What MathJax draws has its own words for screen readers; the colours of code are the
+# theme's, and the same on every page.
+SERIOUS = """const done = arguments[arguments.length - 1];
+    axe.run({include: ['article'], exclude: ['mjx-container', 'pre']},
+            {resultTypes: ['violations'], ...arguments[0]}).then(found => done(
+        found.violations.filter(v => ['serious', 'critical'].includes(v.impact))
+        .map(v => [v.id, v.nodes.length, v.nodes[0].html.slice(0, 300)])))"""
+STRUCTURE = {
+    "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa"]},
+    "rules": {"color-contrast": {"enabled": False}},
+}
+CONTRAST = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
+# It takes seconds a page, and the pages are of one make: one of each kind.
+LOOKED_AT = [
+    *("nbs/intro", "nbs/020_what_holds", "nbs/030_first_run", "nbs/120_vmf"),
+    *("nbs/230_identifiability", "nbs/370_scale", "nbs/430_retrieval", "nbs/claims"),
+    *("nbs/712_which_kappa", "nbs/glossary", "nbs/figures", "reference/losses"),
+]
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, from npm."""
+    folder = HTML.parent / "npm"
+    source = folder / "node_modules" / "axe-core" / "axe.min.js"
+    if not source.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip(f"no npm to install {AXE} with: apt install npm")
+        words = [npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder)]
+        done = subprocess.run([*words, AXE], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"npm could not install {AXE}: {done.stderr[-200:]}")
+    return source.read_text(encoding="utf-8")
+
+
+def themed(browser: webdriver.Chrome, theme: str) -> None:
+    """Show the page as a reader with that preference sees it."""
+    script = "document.documentElement.dataset.theme = arguments[0]"
+    browser.execute_script(script, theme)
+
+
+@pytest.mark.parametrize("page", LOOKED_AT)
+def test_no_serious_violation_of_accessibility_in_either_mode(
+    browser: webdriver.Chrome, axe: str, page: str
+) -> None:
+    browser.set_script_timeout(120)
+    browser.get((HTML / f"{page}.html").as_uri())
+    browser.execute_script(axe)
+    themed(browser, "light")
+    assert browser.execute_async_script(SERIOUS, STRUCTURE) == []
+    for theme in ("light", "dark"):
+        themed(browser, theme)
+        assert browser.execute_async_script(SERIOUS, CONTRAST) == [], theme
+
+
+def test_figures_are_numbered_and_have_a_dark_version() -> None:
+    for page in pages():
+        text = (HTML / page).read_text(encoding="utf-8")
+        shown = text.count('class="pcl-figure')
+        numbered = text.count('<span class="caption-number">Figure ')
+        assert numbered >= shown, page
+        assert "<em>Figure.</em>" not in text, f"{page} has a caption without number"
+    drawn = {p.stem for p in (HTML / "_images").glob("*.svg")}
+    light = {stem for stem in drawn if not stem.endswith("-dark")}
+    assert light and {f"{stem}-dark" for stem in light} <= drawn
+
+
+def test_a_dark_page_shows_drawings_without_a_card(browser: webdriver.Chrome) -> None:
+    browser.get((HTML / "nbs" / "020_what_holds.html").as_uri())
+    themed(browser, "dark")
+    shown = """return [...document.querySelectorAll('article img')].filter(i => i.offsetParent)
+        .map(i => [i.getAttribute('src'), getComputedStyle(i).backgroundColor])"""
+    found = browser.execute_script(shown)
+    assert found and all(src.endswith("-dark.svg") for src, _ in found)
+    assert {colour for _, colour in found} == {"rgba(0, 0, 0, 0)"}
+
+
+@pytest.mark.parametrize(
+    "page", ["nbs/345_samples.html", "nbs/370_scale.html", "nbs/430_retrieval.html"]
+)
+def test_a_figure_that_moves_answers_the_arrow_keys(
+    browser: webdriver.Chrome, page: str
+) -> None:
+    open_page(browser, (HTML / page).as_uri())
+    told = "return document.querySelector('.pcl-told').textContent"
+    before = browser.execute_script(told)
+    slider = browser.find_element(By.CSS_SELECTOR, ".pcl-touch input[type=range]")
+    slider.send_keys(Keys.ARROW_LEFT * 2)
+    assert browser.execute_script(told) != before
+    assert not browser.find_elements(By.CSS_SELECTOR, ".pcl-still")
+
+
+def test_the_scoreboard_can_be_filtered(browser: webdriver.Chrome) -> None:
+    open_page(browser, (HTML / "nbs" / "810_scoreboard.html").as_uri())
+    told = "return parseInt(document.querySelector('.pcl-told').textContent)"
+    everything = browser.execute_script(told)
+    for number in range(4):
+        select = browser.find_elements(By.CSS_SELECTOR, ".pcl-filters select")[number]
+        select.send_keys(Keys.ARROW_DOWN)
+        assert 0 < browser.execute_script(told) < everything
+        select.send_keys(Keys.ARROW_UP)
+        assert browser.execute_script(told) == everything
+
+
+def test_a_term_and_a_citation_show_on_focus(browser: webdriver.Chrome) -> None:
+    open_page(browser, (HTML / "nbs" / "intro.html").as_uri())
+    for target in ("glossary", "bibliography"):
+        link = f'article a[href*="{target}.html#"][data-tip]'
+        browser.execute_script(f"document.querySelector('{link}').focus()")
+        tip = browser.find_element(By.CSS_SELECTOR, ".pcl-tip[role=tooltip]")
+        assert len(tip.text) > 20
+
+
+def test_search_for_results_finds_what_holds(
+    browser: webdriver.Chrome, site: str
+) -> None:
+    open_page(browser, f"{site}/search.html?q=results")
+    WebDriverWait(browser, 30).until(
+        lambda b: b.find_elements(
+            By.CSS_SELECTOR, "#search-results li a[href*='020_what_holds']"
+        )
+    )
 
 
 def test_the_book_opens_at_its_root_page(browser: webdriver.Chrome) -> None:
@@ -190,7 +332,7 @@ def test_chapters_carry_the_number_of_their_file(browser: webdriver.Chrome) -> N
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
     parts = [part for part in toc["parts"] if part.get("numbered", True)]
     files = [chapter["file"] for part in parts for chapter in part["chapters"]]
-    numbers = [f"{Path(name).name[:3]}." for name in files]
+    numbers = [f"{int(Path(name).name[:3])}." for name in files]
     open_page(browser, (HTML / "nbs" / "260_losses.html").as_uri())
     links = browser.find_elements(By.CSS_SELECTOR, "nav.bd-links a.reference")
     shown = [link.get_attribute("textContent").split()[0] for link in links]

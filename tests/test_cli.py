@@ -166,6 +166,16 @@ def test_notebooks_are_copied_and_nothing_is_replaced_unasked(
     assert json.loads((target / first).read_text())["nbformat"] == 4
 
 
+def test_one_chapter_is_copied_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["notebooks", str(tmp_path), "--chapter", "370"]) == 0
+    assert main(["notebooks", str(tmp_path), "--chapter", "20"]) == 0
+    assert [p.name[:3] for p in sorted(tmp_path.iterdir())] == ["020", "370"]
+    assert main(["notebooks", str(tmp_path), "--chapter", "371"]) == 2
+    assert "unknown chapter '371': did you mean " in capsys.readouterr().err
+
+
 def test_data_without_a_name_lists_every_set_with_its_licence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

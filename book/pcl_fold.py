@@ -1,0 +1,99 @@
+"""Library cells are folded under one visible line that says what they hold; the code of
+a figure is folded above it, and so is the solution of an exercise. A cell with an assertion
+is never folded."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+EXPORTED = re.compile(r"^#\|\s*exporti?\b", re.MULTILINE)
+COMMENT = re.compile(r"(?:^#\s.*\n)+", re.MULTILINE)
+CAPTION = re.compile(r"\*Figure(?:\s+\((?P<label>fig-[\w-]+)\))?\.\*\s+")
+SOLUTION = re.compile(r"# (Solution \d+)\n")
+FOLD = "hide-input"
+OF_FIGURE = "Code of this figure"
+
+
+def first_sentence(docstring: str | None) -> str:
+    """The first sentence of a docstring, on one line and without its full stop."""
+    text = " ".join((docstring or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[^.])\.(?:\s|$)", text)[0]
+
+
+def names_in(body: list[ast.stmt]) -> list[str]:
+    """The public names that top-level statements define, functions and classes first."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    found = [node.name for node in body if isinstance(node, kinds)]
+    for node in body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [t.id for t in targets if isinstance(t, ast.Name)]
+    return [n for n in found if not n.startswith("_")] or found
+
+
+def summary_of(source: str) -> str:
+    """One line on an exported cell: its names, and what the first of them says it is."""
+    body = ast.parse(source).body
+    names = names_in(body)
+    if not names:
+        return "Imports" if body else "Library code"
+    shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    told = [
+        first_sentence(ast.get_docstring(node))
+        for node in body
+        if isinstance(node, kinds) and node.name in names
+    ]
+    comment = COMMENT.match(source)
+    remark = (
+        first_sentence(re.sub(r"^#", "", comment[0], flags=re.M)) if comment else ""
+    )
+    said = next(filter(None, told), remark)
+    return f"{shown}: {said}" if said else shown
+
+
+def asserts(source: str) -> bool:
+    """Does a cell check something where it stands?"""
+    return any(isinstance(node, ast.Assert) for node in ast.parse(source).body)
+
+
+def fold(cell: dict[str, Any], line: str) -> None:
+    """Fold the input of a cell under a line."""
+    tags = cell["metadata"].setdefault("tags", [])
+    tags[:] = [tag for tag in tags if tag != "remove-input"] + [FOLD] * (
+        FOLD not in tags
+    )
+    prompts = {"code_prompt_show": line, "code_prompt_hide": line}
+    cell["metadata"]["mystnb"] = cell["metadata"].get("mystnb", {}) | prompts
+
+
+def is_caption(cell: dict[str, Any]) -> bool:
+    """Is it prose that opens with a figure's caption?"""
+    source = "".join(cell["source"])
+    return cell["cell_type"] == "markdown" and CAPTION.match(source) is not None
+
+
+def fold_cells(
+    cells: list[dict[str, Any]],  # with tags in the place of directives
+    exported: set[int],  # positions of the cells that go into the library
+) -> None:
+    """Fold exported cells, the code of every figure with a caption, and solutions."""
+    for position, cell in enumerate(cells):
+        if cell["cell_type"] != "code" or not "".join(cell["source"]).strip():
+            continue
+        source, tags = "".join(cell["source"]), cell["metadata"].get("tags", [])
+        if asserts(source):
+            tags[:] = [tag for tag in tags if tag != FOLD]
+            continue
+        if "remove-cell" in tags:
+            continue
+        after = cells[position + 1 : position + 2]
+        if position in exported:
+            fold(cell, summary_of(source))
+        elif "remove-input" in tags and after and is_caption(after[0]):
+            fold(cell, OF_FIGURE)
+        elif solution := SOLUTION.match(source):
+            cell["source"] = source[solution.end() :].lstrip("\n")
+            fold(cell, solution[1])

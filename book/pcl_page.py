@@ -1,0 +1,117 @@
+"""What every finished page gets: figures for dark screens, a line on how to cite it, and
+labels that screen readers understand."""
+
+from __future__ import annotations
+
+import colorsys
+import re
+from html import escape
+from pathlib import Path
+from typing import Any
+
+# The palette of the figures (chapter 930), and what it becomes on a dark page.
+ON_DARK = {
+    "#0b3c5d": "#8ec6e6",
+    "#c1440e": "#f08a5d",
+    "#1b8a6b": "#5cc9a7",
+    "#d99a1c": "#e8b64c",
+    "#8a6fb3": "#b79fe0",
+    "#7d8a94": "#a5b1ba",
+}
+COLOUR = re.compile(r"#[0-9a-f]{6}\b", re.IGNORECASE)
+EMBEDDED = re.compile(r"(<image\b[^>]*>)", re.DOTALL)
+PICTURE = re.compile(
+    r'<img\b(?P<head>[^>]*?)\ssrc="(?P<stem>[^"]*_images/[^"]+)\.svg"(?P<tail>[^>]*)>'
+)
+TOGGLE = '<summary aria-label="Toggle hidden content">'
+LEAST = 0.5  # lightness of a colour on a dark page
+CITE = (
+    '<p class="pcl-cite">Cite this page: {author}. <cite>{title}</cite>. In {book}, '
+    "version {version}, revision {revision}, {year}.</p>"
+)
+
+
+def on_dark(colour: str) -> str:
+    """What a colour becomes on a dark page: greys change places, the palette has its own
+    counterparts, and other colours keep their hue and become light enough."""
+    known = ON_DARK.get(colour.lower())
+    if known:
+        return known
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    hue, light, sat = colorsys.rgb_to_hls(*parts)
+    if max(parts) - min(parts) < 0.06:
+        light = 0.93 - 0.83 * light
+    elif light < LEAST:
+        light = LEAST + 0.3 * light
+    mixed = colorsys.hls_to_rgb(hue, light, sat)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in mixed)
+
+
+def dark_version(svg: str) -> str:
+    """A drawing for dark pages; pictures inside it stay as they are."""
+    pieces = EMBEDDED.split(svg)
+    pieces[::2] = [COLOUR.sub(lambda m: on_dark(m[0]), text) for text in pieces[::2]]
+    # What has no colour of its own is black: matplotlib's text.
+    return re.sub(r"<svg\b", '<svg fill="#ededed"', "".join(pieces), count=1)
+
+
+def write_dark_versions(folder: Path) -> None:
+    """Put a dark version beside every drawing."""
+    for path in folder.glob("*.svg"):
+        if not path.stem.endswith("-dark"):
+            dark = dark_version(path.read_text(encoding="utf-8"))
+            path.with_stem(f"{path.stem}-dark").write_text(dark, encoding="utf-8")
+
+
+def two_pictures(match: re.Match[str]) -> str:
+    """A drawing for light pages and one for dark ones; a page shows one of them."""
+    head, stem, tail = match["head"], match["stem"], match["tail"]
+    versions = (("pcl-light", ""), ("pcl-dark", "-dark"))
+    return "".join(
+        f'<span class="{name}"><img{head} src="{stem}{end}.svg" loading="lazy"{tail}>'
+        "</span>"
+        for name, end in versions
+    )
+
+
+def cite_line(app: Any, title: str) -> str:
+    """How to cite a page."""
+    from pcl import __version__
+
+    config = app.config
+    return CITE.format(
+        author=escape(config.author),
+        title=escape(re.sub(r"<[^>]*>", "", title)),
+        book=escape(config.html_title or config.project),
+        version=__version__,
+        revision=app.pcl_revision,
+        year=escape(config.copyright),
+    )
+
+
+def on_page(
+    app: Any, name: str, template: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Complete the body of a page before it is written."""
+    if doctree is None or "body" not in context:
+        return
+    body = context["body"].replace(TOGGLE, "<summary>")
+    body = PICTURE.sub(two_pictures, body)
+    context["body"] = body + cite_line(app, context.get("title", name))
+
+
+def on_finished(app: Any, exception: Exception | None) -> None:
+    """Write the drawings for dark pages."""
+    if exception is None and app.builder.format == "html":
+        write_dark_versions(Path(app.outdir) / "_images")
+
+
+def connect(app: Any) -> None:
+    """Register the handlers."""
+    from pcl.provenance import revision
+
+    app.pcl_revision = revision()
+    app.connect("html-page-context", on_page)
+    app.connect("build-finished", on_finished)
+    for name in ("pcl.js", "pcl_touch.js"):
+        app.add_js_file(name, loading_method="defer")

@@ -1,0 +1,49 @@
+// Definitions and references on hover and on focus: links to the glossary and the bibliography carry them as titles.
+(() => {
+  let tip = null;
+  const hide = () => { tip?.remove(); tip = null; };
+  function show(link) {
+    hide();
+    tip = document.createElement("div");
+    tip.className = "pcl-tip";
+    tip.id = "pcl-tip";
+    tip.setAttribute("role", "tooltip");
+    tip.textContent = link.dataset.tip;
+    document.body.append(tip);
+    const at = link.getBoundingClientRect(), own = tip.getBoundingClientRect();
+    const above = at.bottom + own.height + 12 > innerHeight;
+    const left = Math.max(8, Math.min(at.left, innerWidth - own.width - 8));
+    tip.style.left = `${left + scrollX}px`;
+    tip.style.top = `${scrollY + (above ? at.top - own.height - 6 : at.bottom + 6)}px`;
+    link.setAttribute("aria-describedby", "pcl-tip");
+  }
+  for (const link of document.querySelectorAll("article a.reference.internal[title]")) {
+    link.dataset.tip = link.title;
+    link.removeAttribute("title");
+    link.addEventListener("mouseenter", () => show(link));
+    link.addEventListener("focus", () => show(link));
+    link.addEventListener("mouseleave", hide);
+    link.addEventListener("blur", hide);
+  }
+  addEventListener("keydown", e => { if (e.key === "Escape") hide(); });
+})();
+
+// What scrolls sideways can be reached and scrolled from the keyboard.
+(() => {
+  const boxes = "pre, .pcl-light, .pcl-dark, .pcl-scroll, .output.text_html, .output.text_html > div, div.math, mjx-container, .pst-scrollable-table-container";
+  function mark() {
+    for (const box of document.querySelectorAll(boxes)) {
+      const wide = box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).overflowX !== "visible";
+      if (wide && !box.hasAttribute("tabindex")) {
+        box.tabIndex = 0;
+        box.dataset.reachable = "";
+      } else if (!wide && "reachable" in box.dataset) {
+        box.removeAttribute("tabindex");
+        delete box.dataset.reachable;
+      }
+    }
+  }
+  addEventListener("load", mark);
+  addEventListener("resize", mark);
+  window.MathJax?.startup?.promise?.then(mark);
+})();
