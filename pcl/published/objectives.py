@@ -413,14 +413,14 @@ class PublishedELNivMF(ProxyELNivMF):
         logs = peak + factor + draws @ stretched.T  # |K mu| cos(z, K mu)
         return (logs / self.temperature).logsumexp(0) - math.log(self.n_samples)
 
-# %% ../../nbs/550_zero_shot.ipynb #b12d77c4
+# %% ../../nbs/550_zero_shot.ipynb #61ff5777
 import torch
 from torch import Tensor
 
 from ..proxies import ProxyBhattacharyya, ProxyELK, ProxyKL, ProxyNivMF
 from ..vmf import VonMisesFisher
 
-# %% ../../nbs/550_zero_shot.ipynb #6ffdde51
+# %% ../../nbs/550_zero_shot.ipynb #02665052
 def _sum_length(q: VonMisesFisher, p: VonMisesFisher) -> Tensor:  # (B, C)
     """|kappa_z mu_z + kappa_p mu_p| of all pairs."""
     k, c = q.concentration[:, None], p.concentration
@@ -474,7 +474,7 @@ class PublishedProxyB(ProxyBhattacharyya):
         both = log_c(self.dim, _sum_length(q, p) / 2)
         return (own + log_c(self.dim, p.concentration)) / 2 - both
 
-# %% ../../nbs/550_zero_shot.ipynb #9d8b0be3
+# %% ../../nbs/550_zero_shot.ipynb #fbb8c612
 class PublishedProxyKL(ProxyKL):
     """KL-vMF as released: formula 39 with the parabola of D = 512, and plus the
     divergence where minus is meant.

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'FIGURE_5', 'SMOKE_PROXIES', 'PAPER_PROXIES', 'ZeroShot', 'split_backbone', 'load_zero_shot', 'Kind', 'ProxySettings', 'make_proxy_loss', 'Tail', 'Whole', 'small_convnet', 'make_net', 'Embedding', 'CutNorm', 'take', 'apply', 'start_embedding', 'ByProxy', 'directions_of', 'start', 'Trained', 'train_by_proxies', 'Chosen', 'recall', 'search', 'recall_by_distance', 'precision_sums', 'judge_retrieval', 'within', 'judge_certainty', 'norm_table', 'measure_proxies', 'proxy_rows', 'COLD', 'moved_rows', 'OMEGAS', 'SAMPLES']
 
-# %% ../../nbs/550_zero_shot.ipynb #094d528f
+# %% ../../nbs/550_zero_shot.ipynb #06e715f0
 #| code-fold: true
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from ..published.objectives import PublishedProxyKL
 from ..training import Config, train
 from ..vmf import VonMisesFisher
 
-# %% ../../nbs/550_zero_shot.ipynb #6ed6cf7e
+# %% ../../nbs/550_zero_shot.ipynb #75fd46ab
 class ZeroShot(NamedTuple):
     """Classes to train on and other classes to be judged on.
 
@@ -92,7 +92,7 @@ def split_backbone(
     made = Backbone(front, whole.side, whole.shift, whole.scale)
     return made, nn.Sequential(*last)
 
-# %% ../../nbs/550_zero_shot.ipynb #50b9c526
+# %% ../../nbs/550_zero_shot.ipynb #c397a427
 def _generated(trained: str) -> ZeroShot:
     """Ten shapes: six to train on, four to be judged on."""
     drawn, _ = generated_images(400)
@@ -150,7 +150,7 @@ def load_zero_shot(
     part, sizes = get(f"{source}:test", "random")
     return ZeroShot(seen, train.labels, whole, test.labels, part.half(), sizes)
 
-# %% ../../nbs/550_zero_shot.ipynb #a0a9141e
+# %% ../../nbs/550_zero_shot.ipynb #d99b24b6
 class Kind(NamedTuple):
     """A loss by what it is built from.
 
@@ -195,7 +195,7 @@ KINDS: dict[str, Kind] = {
 }
 FIGURE_5 = ("cos", "l2", "nivmf", "kl-vmf", "b-vmf", "el-vmf", "el-nivmf")
 
-# %% ../../nbs/550_zero_shot.ipynb #28cece51
+# %% ../../nbs/550_zero_shot.ipynb #8d71213c
 @dataclass(frozen=True)
 class ProxySettings:
     """Pictures, an embedding, a loss on proxies, and a training.
@@ -267,7 +267,7 @@ def make_proxy_loss(
         return JointProxies(made, ProxyAnchor(*size), s.omega)  # (7)
     return made
 
-# %% ../../nbs/550_zero_shot.ipynb #ec86bbd2
+# %% ../../nbs/550_zero_shot.ipynb #393f633b
 class Tail(nn.Module):
     """The last part of a network, on activations that were flattened; its running
     statistics stay."""
@@ -321,7 +321,7 @@ def make_net(settings: ProxySettings) -> nn.Module:
     first = next(m for m in tail.modules() if isinstance(m, nn.Conv2d))
     return Tail(tail, first.in_channels)
 
-# %% ../../nbs/550_zero_shot.ipynb #dad09d54
+# %% ../../nbs/550_zero_shot.ipynb #7f310805
 class Embedding(nn.Module):
     """A linear map of a network's features, times a number that does not learn."""
 
@@ -378,7 +378,7 @@ def start_embedding(made: Embedding, features: Tensor, kappa: float) -> None:
     made.line.bias.copy_(-weight @ mean / length)
     made.scale.fill_(kappa or float(length))
 
-# %% ../../nbs/550_zero_shot.ipynb #e085a3e3
+# %% ../../nbs/550_zero_shot.ipynb #c327bf7e
 class ByProxy(ByLabel):
     """Labelled inputs and a loss on proxies, with learning rates of its parts.
 
@@ -426,7 +426,7 @@ def start(
         own = nn.functional.one_hot(labels - labels.min()).T.float()
         directions_of(loss).directions.copy_(nn.functional.normalize(own @ z, dim=1))
 
-# %% ../../nbs/550_zero_shot.ipynb #7adf0ad7
+# %% ../../nbs/550_zero_shot.ipynb #06feab7a
 class Trained(NamedTuple):
     """An encoder with the loss it was trained by."""
 
@@ -492,7 +492,7 @@ def train_by_proxies(
     run = train(ByProxy(encoder, loss, rates), draw, config, place=connect(device))
     return Trained(encoder.eval(), loss.eval(), run.seconds)
 
-# %% ../../nbs/550_zero_shot.ipynb #34b07860
+# %% ../../nbs/550_zero_shot.ipynb #2c025c3d
 class Chosen(NamedTuple):
     """What the validation classes chose.
 
@@ -543,7 +543,7 @@ _HEAD: dict[str, Any] = {
     "batch_size": ProxySettings.batch_size,
 }
 
-# %% ../../nbs/550_zero_shot.ipynb #49b74d0d
+# %% ../../nbs/550_zero_shot.ipynb #3fcb063d
 def recall_by_distance(z: Tensor, labels: Tensor) -> float:
     """R@1 where the nearest is sought by Euclidean distance, per cent."""
     z = z / z.norm(dim=1).median()
@@ -618,7 +618,7 @@ def judge_certainty(
     gap = length[right].median() / length[~right].median()
     return metrics | {"norm_gap": float(gap)}
 
-# %% ../../nbs/550_zero_shot.ipynb #d0fc540b
+# %% ../../nbs/550_zero_shot.ipynb #2cde48b8
 def norm_table(z: Tensor, right: Tensor) -> dict[str, list[float]]:
     """How many right and wrong images there are at each length."""
     length = z.norm(dim=1) / z.norm(dim=1).median()
@@ -688,7 +688,7 @@ def measure_proxies(
     norms = norm_table(z, labels[found.indices[:, 0]] == labels)
     return Outcome(metrics, series={"norms": norms}, axes=axes)
 
-# %% ../../nbs/550_zero_shot.ipynb #d50f2357
+# %% ../../nbs/550_zero_shot.ipynb #9bdd1a89
 SMOKE_PROXIES: dict[str, Any] = {
     "source": "generated",
     "n_views": 1,
@@ -756,12 +756,12 @@ register(
     )
 )
 
-# %% ../../nbs/555_moved_networks.ipynb #7cfd26f8
+# %% ../../nbs/555_moved_networks.ipynb #da5ce4e1
 from typing import Any
 
 from ..experiments import Experiment, make_row, register
 
-# %% ../../nbs/555_moved_networks.ipynb #537fc86e
+# %% ../../nbs/555_moved_networks.ipynb #49d9ac07
 # The losses whose start in the released code is another: random proxies, any length.
 COLD = ("cos", "l2", "nivmf", "kl-vmf")
 
@@ -834,10 +834,10 @@ register(
     )
 )
 
-# %% ../../nbs/560_two_losses.ipynb #dd881d2a
+# %% ../../nbs/560_two_losses.ipynb #0b0243f6
 from ..experiments import Experiment, make_row, register
 
-# %% ../../nbs/560_two_losses.ipynb #d9a7ee5a
+# %% ../../nbs/560_two_losses.ipynb #e5e61ffb
 OMEGAS = (0.0, 0.01, 0.1, 1.0, 10.0, 100.0)
 SAMPLES = (1, 2, 5, 20)
 

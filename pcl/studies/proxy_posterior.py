@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['POSTERIOR_LOSSES', 'calibration_gap', 'pulls', 'judge_posterior', 'measure_posterior']
 
-# %% ../../nbs/570_length.ipynb #a09d1fc3
+# %% ../../nbs/570_length.ipynb #e4cd9b02
 #| code-fold: true
 from pathlib import Path
 from typing import cast
@@ -21,7 +21,7 @@ from .proxies import SMOKE_PROXIES, PAPER_PROXIES, ProxySettings, apply
 from .proxies import directions_of, load_zero_shot, measure_proxies, search
 from .proxies import train_by_proxies
 
-# %% ../../nbs/570_length.ipynb #09eca64e
+# %% ../../nbs/570_length.ipynb #d29dcce6
 def calibration_gap(believed: Tensor, right: Tensor, bins: int = 15) -> float:
     """The mean distance of belief and share of right answers, over bins of equally
     many images."""
@@ -49,7 +49,7 @@ def pulls(loss: SoftmaxProxies, z: Tensor, labels: Tensor) -> Tensor:  # (n,)
     total = nn.functional.cross_entropy(logits, labels, reduction="sum")
     return torch.autograd.grad(total, angle)[0].abs()
 
-# %% ../../nbs/570_length.ipynb #cc370461
+# %% ../../nbs/570_length.ipynb #736d6a1d
 def judge_posterior(
     loss: SoftmaxProxies, z: Tensor, labels: Tensor, unseen: Tensor
 ) -> dict[str, float]:
@@ -106,7 +106,7 @@ def measure_posterior(
     unseen = apply(net, data.test, torch.arange(len(data.test_labels)))
     return Outcome(judge_posterior(loss, z, data.labels[rest], unseen))
 
-# %% ../../nbs/570_length.ipynb #35b123c4
+# %% ../../nbs/570_length.ipynb #04cdd00b
 POSTERIOR_LOSSES = ("cos", "l2", "vmf", "nivmf", "kl-vmf", "b-vmf", "el-vmf", "fb-kl")
 
 register(
