@@ -124,7 +124,7 @@ register(
 register(
     Experiment(
         "proxy_norms",
-        "Does the length still follow crops and failures without a gradient of its own?",
+        "Does the length follow crops and failures without a gradient of its own?",
         measure_proxies,
         ProxySettings,
         {
