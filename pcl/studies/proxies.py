@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..datasets import dataset, generated_images
 from ..devices import connect
-from ..encoders import NormEncoder, encode
+from ..encoders import NormEncoder
 from ..experiments import Experiment, Outcome, Row, make_row, register
 from ..features import DEFAULT_MODEL, Backbone, SquareViews, frozen_backbone
 from ..features import set_features
@@ -139,8 +139,10 @@ def load_zero_shot(
     names = ("full", "augment-1", "augment-2")[:n_views]
     if trained == "all":
         seen: Any = [SquareViews(train.images, name, side) for name in names]
-        whole, part = (SquareViews(test.images, n, side) for n in ("full", "random"))
-        return ZeroShot(seen, train.labels, whole, test.labels, part, part.sizes)
+        both = [SquareViews(test.images, name, side) for name in ("full", "random")]
+        return ZeroShot(
+            seen, train.labels, both[0], test.labels, both[1], both[1].sizes
+        )
     model: Any = backbone if trained == "head" else split_backbone(side, backbone)[0]
     get = partial(set_features, model=model, side=side)
     seen = torch.stack([get(f"{source}:train", name)[0].half() for name in names])
@@ -262,7 +264,7 @@ def make_proxy_loss(
         options["n_samples"] = s.n_samples
     if s.released:
         return (kind.released or kind.make)(*size, learn_temperature=True, **options)
-    made = kind.make(*size, **options)
+    made: Any = kind.make(*size, **options)
     if s.loss == "anchor-el-nivmf":
         return JointProxies(made, ProxyAnchor(*size), s.omega)  # (7)
     return made
@@ -655,7 +657,7 @@ def measure_proxies(
     s = settings
     data = load_zero_shot(s.source, s.trained, s.backbone, s.side, s.n_views)
     rows, metrics = torch.arange(len(data.labels)), dict[str, float]()
-    loss: nn.Module = nn.Identity()
+    loss: Any = nn.Identity()
     with torch.random.fork_rng([]):
         torch.manual_seed(seed)
         net = nn.Flatten() if s.loss == "raw" else make_net(s)
