@@ -401,9 +401,9 @@ class ByProxy(ByLabel):
         return {k: v for k, v in found.items() if k != "loss"} | parts
 
 
-def directions_of(loss: nn.Module) -> ProxyLoss:
+def directions_of(loss: Any) -> ProxyLoss:
     """The loss that holds the directions."""
-    return loss.probabilistic if isinstance(loss, JointProxies) else loss  # type: ignore[return-value]
+    return loss.probabilistic if isinstance(loss, JointProxies) else loss
 
 
 @torch.no_grad()
