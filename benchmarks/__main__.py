@@ -15,6 +15,7 @@ from benchmarks import (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_proxies,
     bench_vmf,
     dispatch,
     growth,
@@ -31,6 +32,7 @@ MODULES = (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_proxies,
     bench_embed,
 )
 

@@ -218,6 +218,20 @@ def _rule_positive(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Fi
     signs = [_sign(found[name].mean, found[name].error) for name in claim.of]
     return Finding(_by_signs(signs), ", ".join(str(found[n]) for n in claim.of))
 
+
+def _rule_above_half(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
+    """Every number, an AUROC, is surely above one half."""
+    signs = [_sign(found[name].mean - 0.5, found[name].error) for name in claim.of]
+    return Finding(_by_signs(signs), ", ".join(str(found[n]) for n in claim.of))
+
+
+def _rule_enough(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
+    """The first is not surely below any other."""
+    first, *others = (found[name] for name in claim.of)
+    gaps = [_gap(first, other) for other in others]
+    text = ", ".join(format_mean(*gap, ".2g") for gap in gaps)
+    return Finding(_by_signs([_sign(*gap) + 1 for gap in gaps]), f"ahead by {text}")
+
 # %% ../nbs/917_claims.ipynb #917c0011
 def _rule_close(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """The first is no further behind the second than published."""
@@ -304,6 +318,8 @@ CLAIM_RULES: dict[str, Rule] = {
     "ordered": _rule_ordered,
     "best": _rule_best,
     "positive": _rule_positive,
+    "above half": _rule_above_half,
+    "enough": _rule_enough,
     "close": _rule_close,
     "at least": _rule_at_least,
     "overestimated": _rule_overestimated,

@@ -139,6 +139,7 @@ def nmi(
     embeddings: Tensor | np.ndarray,  # (n, D)
     labels: Tensor | np.ndarray,  # (n,), their classes
     seed: int = 0,  # of the starts of k-means
+    starts: int = 5,  # the tightest of so many counts
 ) -> float:
     """Normalised mutual information of the classes with as many clusters of the
     embeddings' directions.
@@ -147,12 +148,13 @@ def nmi(
         embeddings (Tensor | np.ndarray): (n, D)
         labels (Tensor | np.ndarray): (n,), their classes
         seed (int): of the starts of k-means
+        starts (int): the tightest of so many counts
     """
     rows = as_embeddings("embeddings", embeddings).cpu()
     unit = unit_rows(rows, torch.float64)
     own = as_classes("labels", labels, len(unit), unit.device).numpy()
     points = unit.numpy()
-    centres = clusters(points, len(np.unique(own)), seed)
+    centres = clusters(points, len(np.unique(own)), seed, starts)
     nearest_centre = (points @ centres.T - np.square(centres).sum(1) / 2).argmax(1)
     return mutual_information(nearest_centre, own)
 

@@ -31,6 +31,7 @@ from benchmarks import (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_proxies,
     bench_vmf,
     dispatch,
     growth,
@@ -47,6 +48,7 @@ MODULES = (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_proxies,
     bench_embed,
 )
 
