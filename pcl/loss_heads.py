@@ -136,7 +136,7 @@ LOSS_KINDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # %% ../nbs/660_loss_heads.ipynb #660c0024
 LossKind = Literal["l2", "ranking"]
 LOSS_RECIPE = Config(
-    steps=400,
+    steps=200,
     batch_size=128,
     lr_mu=1e-3,
     weight_decay=1e-4,

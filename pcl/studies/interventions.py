@@ -120,9 +120,9 @@ class InterventionSettings:
 
     backbone: str = DEFAULT_MODEL  # or generated
     source: str = "cub"
-    n_images: int = 200
+    n_images: int = 100
     n_train: int = 12_000
-    steps: int = 400
+    steps: int = 200
     batch_size: int = 128
     hidden: int = 512
 

@@ -383,9 +383,9 @@ class TransferSettings:
     lr: float = 1e-3
     change: str = ""  # one of CHANGES, for half of the images
     n_train: int = 12_000
-    n_test: int = 6000  # of each set
+    n_test: int = 3000  # of each set
     sets: str = "cub cars omniglot fashion cifar10"
-    steps: int = 400
+    steps: int = 200
     batch_size: int = 128
 
 
@@ -547,7 +547,7 @@ SMOKE = {
     "hidden": 16,
 }
 _PAPER = {"n_test": 60_000, "steps": 10_000, "batch_size": 2048, "lr": 2.8e-3}
-_CLEAN = {"n_train": 6000}
+_CLEAN = {"n_train": 3000}
 TRANSFER = {
     "default": make_row(),
     "l2": make_row({"kind": "l2"}),
@@ -611,9 +611,9 @@ class ConflictSettings:
     source: str = "cifar10"  # or generated
     weight: float = 1.0  # of the head's squared error; 0 for none
     stop: bool = False  # no gradient from the head into the network
-    n_train: int = 3000
+    n_train: int = 2000
     n_test: int = 2000
-    epochs: int = 10
+    epochs: int = 8
     batch_size: int = 100
     lr: float = 3e-3
 
@@ -736,7 +736,7 @@ register(
             "cpu": {},
             "paper": {"n_train": 50_000, "n_test": 10_000, "epochs": 32},
         },
-        seeds=(1, 2, 3),
+        seeds=(1, 2),
         group="pvu",
         work="pvu",
     )

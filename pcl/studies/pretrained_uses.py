@@ -56,8 +56,8 @@ class UseSettings:
     backbone: str = DEFAULT_MODEL  # or generated
     source: str = "cub"  # one of SETS
     n_train: int = 12_000
-    n_test: int = 6000
-    steps: int = 400
+    n_test: int = 3000
+    steps: int = 200
     batch_size: int = 128
     hidden: int = 512
     share: float = 0.1  # of queries rejected, of the database cleaned away
@@ -236,7 +236,7 @@ register(
             "cpu": {},
             "paper": {"steps": 10_000, "n_test": 60_000},
         },
-        seeds=(1, 2, 3, 4, 5),
+        seeds=(1, 2, 3),
         group="pvu",
         work="pvu",
     )
@@ -264,8 +264,8 @@ class ActiveSettings:
     backbone: str = DEFAULT_MODEL  # or generated
     source: str = "cifar10"  # one of SETS
     n_train: int = 12_000  # of the head
-    n_test: int = 6000  # half of them are the pool
-    steps: int = 400
+    n_test: int = 4000  # half of them are the pool
+    steps: int = 200
     batch_size: int = 128
     hidden: int = 512
     start: int = 20  # labels at random
@@ -345,7 +345,7 @@ register(
             "cpu": {},
             "paper": {"steps": 10_000, "rounds": 20},
         },
-        seeds=(1, 2, 3, 4, 5),
+        seeds=(1, 2, 3),
         group="pvu",
         work="pvu",
     )
@@ -371,10 +371,10 @@ class CurationSettings:
 
     backbone: str = DEFAULT_MODEL  # or generated
     labels: str = "worse"  # of CIFAR-10N; or first, aggregate
-    n_images: int = 4000
-    n_test: int = 3000
+    n_images: int = 2000
+    n_test: int = 2000
     n_train: int = 12_000  # of the head
-    steps: int = 400
+    steps: int = 200
     batch_size: int = 128
     hidden: int = 512
     share: float = 0.2  # dropped
@@ -468,7 +468,7 @@ register(
         CurationSettings,
         {"worse": Row(), "first": Row({"labels": "first"})},
         {"smoke": SMOKE | {"n_images": 100, "epochs": 2}, "cpu": {}, "paper": {}},
-        seeds=(1, 2, 3, 4, 5),
+        seeds=(1, 2, 3),
         group="pvu",
         work="pvu",
     )
