@@ -9,9 +9,10 @@
     PaperProcess FeaturePairs PairSampler NormEncoder SphereEncoder mlp_encoder
     probabilistic set_median_kappa set_kappa_range encode look Config train
     train_encoder UncertaintyHead train_head save_head load_head export_head LossHead
-    train_loss_head load_loss_head export_onnx save_pretrained from_pretrained estimator
-    recall_at_k r_auroc spearman rejection_curve CredibleRetriever safe_retrieval
-    calibrate_caps pair_coverage match_reliability recalibrate kappa_interval
+    train_loss_head load_loss_head export_onnx save_pretrained from_pretrained
+    pretrained estimator recall_at_k r_auroc spearman rejection_curve CredibleRetriever
+    safe_retrieval calibrate_caps pair_coverage match_reliability recalibrate
+    kappa_interval
 
 and the modules, those that need less first:
 
@@ -36,7 +37,7 @@ records: the ledger, published numbers with their verdicts, the registry of expe
 studies: what the book runs; nothing above imports them
     studies.*
 the surface: figures, tables, a user's own images, the command line
-    plots tables folder reproduction cli
+    plots tables folder shipping reproduction cli
 
 Wrong on purpose, because it was published so: published.*
 """
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from .sharing import export_onnx as export_onnx
     from .sharing import save_pretrained as save_pretrained
     from .sharing import from_pretrained as from_pretrained
+    from .shipping import pretrained as pretrained
     from .estimators import estimator as estimator
     from .metrics import recall_at_k as recall_at_k
     from .metrics import r_auroc as r_auroc
@@ -155,6 +157,7 @@ __all__ = [
     "export_onnx",
     "save_pretrained",
     "from_pretrained",
+    "pretrained",
     "estimator",
     "recall_at_k",
     "r_auroc",

@@ -59,6 +59,7 @@ TOP_LEVEL: dict[str, str] = {
     "export_onnx": "sharing",
     "save_pretrained": "sharing",
     "from_pretrained": "sharing",
+    "pretrained": "shipping",
     "estimator": "estimators",
     "recall_at_k": "metrics",
     "r_auroc": "metrics",
