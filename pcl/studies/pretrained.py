@@ -40,7 +40,7 @@ from ..objectives import ALL, Batch, Learns, Objective
 from ..published.objectives import ranking_as_printed, ranking_as_released
 from ..training import Config, Epochs, train
 
-# %% ../../nbs/670_pretrained.ipynb #670c0004
+# %% ../../nbs/670_pretrained.ipynb #670c0007
 SETS = {
     "cub": "cub200:test",
     "cars": "cars196:test",
@@ -88,7 +88,7 @@ def _drawn() -> tuple[Tensor, Tensor, Tensor]:  # features, labels, votes
         seen = small_resnet(0).eval()(images.images).clone()
     return seen, images.labels, human.probs
 
-# %% ../../nbs/670_pretrained.ipynb #670c0005
+# %% ../../nbs/670_pretrained.ipynb #670c0008
 @cache
 def load_frozen(
     name: str,  # train, val, or one of SETS
@@ -131,7 +131,7 @@ def class_scores(backbone: str) -> tuple[nn.Module, Tensor]:
     names = dataset("tiny-imagenet").load("val").classes
     return imagenet_classifier(backbone), torch.tensor([known.index(w) for w in names])
 
-# %% ../../nbs/670_pretrained.ipynb #670c0006
+# %% ../../nbs/670_pretrained.ipynb #670c0010
 class Judged(NamedTuple):
     """A set with everything that does not depend on a head.
 
@@ -190,7 +190,7 @@ def judge_certainty(
         metrics |= {f"human_{name}": people.value, f"human_{name}_error": people.error}
     return metrics
 
-# %% ../../nbs/670_pretrained.ipynb #670c0007
+# %% ../../nbs/670_pretrained.ipynb #670c0012
 def blurred(image: Tensor, sigma: float) -> Tensor:  # bytes to bytes, (3, h, w)
     """A Gaussian blur of some pixels.
 
@@ -266,7 +266,7 @@ def augmixed(image: Tensor, generator: torch.Generator) -> Tensor:
     keep = draw()
     return (keep * image + (1 - keep) * mixed).round().clamp(0, 255).to(torch.uint8)
 
-# %% ../../nbs/670_pretrained.ipynb #670c0008
+# %% ../../nbs/670_pretrained.ipynb #670c0013
 CHANGES = ("augmix", "cutmix", "mixup", "blur", "small-crops", "boxes")
 
 
@@ -347,7 +347,7 @@ def changed_set(
     soft = own * hard + (1 - own) * hard[images.partner]
     return torch.from_numpy(found_x.astype(np.float32)), data.labels[rows], soft
 
-# %% ../../nbs/670_pretrained.ipynb #670c0009
+# %% ../../nbs/670_pretrained.ipynb #670c0015
 @dataclass(frozen=True)
 class TransferSettings:
     """What a head learns from, how, and where it is judged.
@@ -425,7 +425,7 @@ def upstream(s: TransferSettings, seed: int) -> tuple[Tensor, Tensor]:
         return x, cross_entropy(probe(x), labels, reduction="none")
     return x, soft_losses(net(x), soft, classes)
 
-# %% ../../nbs/670_pretrained.ipynb #670c0010
+# %% ../../nbs/670_pretrained.ipynb #670c0016
 class Lion(torch.optim.Optimizer):
     """Updates by the sign of a running mean of gradients."""
 
@@ -488,7 +488,7 @@ def train_settings(s: TransferSettings, seed: int) -> LossHead:
         seed=seed,
     )
 
-# %% ../../nbs/670_pretrained.ipynb #670c0011
+# %% ../../nbs/670_pretrained.ipynb #670c0017
 @torch.no_grad()
 def judge_everywhere(
     certainty: Callable[[Frozen, str], Tensor],  # of a set and its name
@@ -537,7 +537,7 @@ def free_certainty(name: str, s: TransferSettings) -> Tensor:
     """What needs no training, of a set."""
     return judged_set(name, s.backbone, s.n_test).certainty[s.kind]
 
-# %% ../../nbs/670_pretrained.ipynb #670c0012
+# %% ../../nbs/670_pretrained.ipynb #670c0018
 SMOKE = {
     "backbone": "generated",
     "n_train": 100,
@@ -551,7 +551,7 @@ _CLEAN = {"n_train": 3000}
 TRANSFER = {
     "default": make_row(),
     "l2": make_row({"kind": "l2"}),
-    "disjoint-as-published": make_row({"kind": "released"}),
+    "default-as-published": make_row({"kind": "released"}),
     "as-printed": make_row({"kind": "printed"}),
     "entropy": make_row({"losses": "entropy", "kind": "l2"}),
     "in-sample": make_row({"losses": "probe"}),
@@ -592,7 +592,7 @@ register(
     )
 )
 
-# %% ../../nbs/670_pretrained.ipynb #670c0013
+# %% ../../nbs/670_pretrained.ipynb #670c0028
 @dataclass(frozen=True)
 class ConflictSettings:
     """A small network trained whole, with a loss head on its features.
@@ -662,7 +662,7 @@ class Joint(Objective):
             other.norm() / task.norm()
         )
 
-# %% ../../nbs/670_pretrained.ipynb #670c0014
+# %% ../../nbs/670_pretrained.ipynb #670c0029
 @cache
 def _small_images(source: str, n: int, n_test: int) -> tuple[Tensor, ...]:
     """Training and test images with their labels."""
@@ -711,7 +711,7 @@ def measure_conflict(
     best = {f"{k}_best": max(run.curve[k]) for k in ("accuracy", "auroc")}
     return Outcome(last | best, curve=run.curve, seconds=run.seconds)
 
-# %% ../../nbs/670_pretrained.ipynb #670c0015
+# %% ../../nbs/670_pretrained.ipynb #670c0030
 register(
     Experiment(
         "gradient_conflict",
@@ -742,7 +742,7 @@ register(
     )
 )
 
-# %% ../../nbs/670_pretrained.ipynb #670c0016
+# %% ../../nbs/670_pretrained.ipynb #670c0034
 @dataclass(frozen=True)
 class CostSettings:
     """How many images are timed, and how often.
