@@ -29,7 +29,7 @@ from ..networks import small_resnet
 from .pretrained import SETS, TransferSettings, blurred, boxed, class_scores
 from .pretrained import first_of_each, noisy, train_settings, zoomed
 
-# %% ../../nbs/680_which_uncertainty.ipynb #680c0004
+# %% ../../nbs/680_which_uncertainty.ipynb #680c0007
 INTERVENTIONS: dict[str, tuple[float, ...]] = {
     "blur": (1.0, 2.0, 4.0),  # pixels of 160
     "box": (0.1, 0.25, 0.5),  # share of the area
@@ -103,7 +103,7 @@ def intervened_set(
     changed = {(k, v): features(k, v) for k, vs in INTERVENTIONS.items() for v in vs}
     return features("", 0.0), labels, changed
 
-# %% ../../nbs/680_which_uncertainty.ipynb #680c0005
+# %% ../../nbs/680_which_uncertainty.ipynb #680c0008
 @dataclass(frozen=True)
 class InterventionSettings:
     """Which images are changed, and the heads that look at them.

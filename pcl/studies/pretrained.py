@@ -549,8 +549,6 @@ SMOKE = {
 _PAPER = {"n_test": 60_000, "steps": 10_000, "batch_size": 2048, "lr": 2.8e-3}
 _CLEAN = {"n_train": 3000}
 TRANSFER = {
-    "default": make_row(),
-    "l2": make_row({"kind": "l2"}),
     "default-as-published": make_row({"kind": "released"}),
     "as-printed": make_row({"kind": "printed"}),
     "entropy": make_row({"losses": "entropy", "kind": "l2"}),
@@ -577,6 +575,7 @@ TRANSFER = {
         )
     },
 }
+_FIVE = Row(seeds=(1, 2, 3, 4, 5))
 FREE = ("neighbour", "energy", "entropy", "norm", "random")
 register(
     Experiment(
@@ -584,9 +583,10 @@ register(
         "Does an uncertainty learned on one set of images travel to others?",
         measure_transfer,
         TransferSettings,
-        TRANSFER | {f"free-{name}": Row({"kind": name}, seeds=(1,)) for name in FREE},
+        {"default": _FIVE, "l2": Row({"kind": "l2"}, seeds=_FIVE.seeds)}
+        | TRANSFER
+        | {f"free-{name}": Row({"kind": name}, seeds=(1,)) for name in FREE},
         {"smoke": SMOKE, "cpu": {}, "paper": _PAPER},
-        seeds=(1, 2, 3, 4, 5),
         group="pvu",
         work="pvu",
     )

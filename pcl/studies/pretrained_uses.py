@@ -34,7 +34,7 @@ from ..retrieval import safe_retrieval
 from .pretrained import Frozen, TransferSettings, judged_set, load_frozen
 from .pretrained import train_settings
 
-# %% ../../nbs/690_uses.ipynb #690c0004
+# %% ../../nbs/690_uses.ipynb #690c0008
 @dataclass(frozen=True)
 class UseSettings:
     """Where an uncertainty is used, and the head that gives it.
@@ -96,7 +96,7 @@ def safe_errors(
     error = math.sqrt(full * (1 - full) / len(data.labels))
     return found | {"full": full, "full_error": error}
 
-# %% ../../nbs/690_uses.ipynb #690c0005
+# %% ../../nbs/690_uses.ipynb #690c0009
 def _steps_to_epochs(n: int, steps: int) -> int:
     """How many epochs of `fit_probe` make about that many steps."""
     return max(1, round(steps / math.ceil(n / 256)))
@@ -161,7 +161,7 @@ def worth_in_shots(
         return 0.0 if value < values[0] else float(shots[0])
     return float(2 ** np.interp(value, values, np.log2(shots)))
 
-# %% ../../nbs/690_uses.ipynb #690c0006
+# %% ../../nbs/690_uses.ipynb #690c0010
 def draw_map(data: Frozen, sure: Tensor, n_classes: int) -> dict[str, list[float]]:
     """A t-SNE map of the images of some classes, with their uncertainty."""
     from sklearn.manifold import TSNE
@@ -209,7 +209,7 @@ def measure_uses(
         series["map"] = draw_map(judged.data, sure["head"], s.n_map)
     return Outcome(metrics, series=series)
 
-# %% ../../nbs/690_uses.ipynb #690c0007
+# %% ../../nbs/690_uses.ipynb #690c0011
 SMOKE = {
     "backbone": "generated",
     "n_train": 100,
@@ -242,7 +242,7 @@ register(
     )
 )
 
-# %% ../../nbs/690_uses.ipynb #690c0008
+# %% ../../nbs/690_uses.ipynb #690c0018
 @dataclass(frozen=True)
 class ActiveSettings:
     """A pool of unlabelled images, and how labels are asked for.
@@ -351,7 +351,7 @@ register(
     )
 )
 
-# %% ../../nbs/690_uses.ipynb #690c0009
+# %% ../../nbs/690_uses.ipynb #690c0022
 @dataclass(frozen=True)
 class CurationSettings:
     """Images with noisy labels, and how they are cleaned.
