@@ -88,13 +88,10 @@ def card_numbers(recipe: Recipe) -> dict[str, float]:
     """What the ledger says about the heads of a recipe; nothing if it is silent."""
     runs = Runs(latest(read())).where(experiment="pretrained", preset="cpu")
     mine = [r.metrics for r in runs.row(recipe.row)] if recipe.row else []
-    names = [
-        k[10:]
-        for k in (mine[0] if mine else {})
-        if f"r_auroc_{k[10:]}_error" in mine[0]
-    ]
+    known = [k.removesuffix("_error") for k in (mine[0] if mine else {})]
+    names = [k.removeprefix("r_auroc_") for k in known if f"{k}_error" in mine[0]]
     numbers: dict[str, float] = {}
-    for name in (k for k in dict.fromkeys(names) if k):
+    for name in dict.fromkeys(k for k in names if f"r_auroc_{k}" in known):
         value = [m[f"r_auroc_{name}"] for m in mine]
         error = [m[f"r_auroc_{name}_error"] for m in mine]
         numbers |= {

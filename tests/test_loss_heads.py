@@ -168,7 +168,7 @@ def test_files_come_back(
     for name, value in head.state_dict().items():
         want = value if dtype is None else value.half().float()
         assert torch.equal(again.state_dict()[name], want), name
-    with pytest.raises(HeadError, match="pcl.load_loss_head"):
+    with pytest.raises(HeadError, match="load_loss_head"):
         load_head(path)
     with pytest.raises(HeadError, match="not of 'resnet'"):
         load_loss_head(path, "resnet")
