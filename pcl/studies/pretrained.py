@@ -593,7 +593,7 @@ register(
     )
 )
 
-# %% ../../nbs/670_pretrained.ipynb #670c0028
+# %% ../../nbs/670_pretrained.ipynb #670c0029
 @dataclass(frozen=True)
 class ConflictSettings:
     """A small network trained whole, with a loss head on its features.
@@ -663,7 +663,7 @@ class Joint(Objective):
             other.norm() / task.norm()
         )
 
-# %% ../../nbs/670_pretrained.ipynb #670c0029
+# %% ../../nbs/670_pretrained.ipynb #670c0030
 @cache
 def _small_images(source: str, n: int, n_test: int) -> tuple[Tensor, ...]:
     """Training and test images with their labels."""
@@ -712,7 +712,7 @@ def measure_conflict(
     best = {f"{k}_best": max(run.curve[k]) for k in ("accuracy", "auroc")}
     return Outcome(last | best, curve=run.curve, seconds=run.seconds)
 
-# %% ../../nbs/670_pretrained.ipynb #670c0030
+# %% ../../nbs/670_pretrained.ipynb #670c0031
 register(
     Experiment(
         "gradient_conflict",
@@ -743,7 +743,7 @@ register(
     )
 )
 
-# %% ../../nbs/670_pretrained.ipynb #670c0034
+# %% ../../nbs/670_pretrained.ipynb #670c0035
 @dataclass(frozen=True)
 class CostSettings:
     """How many images are timed, and how often.
