@@ -275,6 +275,7 @@ def by_kappa(
     return predict
 
 # %% ../nbs/660_loss_heads.ipynb #660c0004
+import torch
 from torch import Tensor, nn
 
 # %% ../nbs/660_loss_heads.ipynb #660c0029

@@ -121,7 +121,8 @@ def ranking_loss(
     """
     if margin <= 0 or leeway < 0:
         raise ValueError(
-            f"margin must be positive and leeway not negative, got {margin} and {leeway}"
+            f"margin must be positive and leeway not negative, got {margin} "
+            f"and {leeway}"
         )
     worse = losses.detach()[:, None] - losses.detach() > leeway  # row above column
     hinge = (margin - (u[:, None] - u)).clamp_min(0)

@@ -123,7 +123,7 @@ def load_frozen(
 
 @cache
 def class_scores(backbone: str) -> tuple[nn.Module, Tensor]:
-    """ImageNet's classifier of a backbone, and which scores the upstream classes are."""
+    """ImageNet's classifier of a backbone, and which of its scores count."""
     if backbone == "generated":
         with torch.random.fork_rng([]):
             torch.manual_seed(1)
@@ -170,7 +170,7 @@ def judge_certainty(
     judged: Judged,
     inside: Tensor,  # (m,), certainties of upstream images
 ) -> dict[str, float]:
-    """R-AUROC with its error over classes, distance to the baselines, people, levels.
+    """R-AUROC with its error, the gaps to the baselines, people, and the level.
 
     Args:
         certainty (Tensor): (n,)
@@ -237,7 +237,7 @@ def zoomed(image: Tensor, share: float) -> Tensor:
 
 
 def augmixed(image: Tensor, generator: torch.Generator) -> Tensor:
-    """A mixture of the image and three chains of mild changes, in the manner of AugMix."""
+    """The image mixed with three chains of mild changes, in the manner of AugMix."""
     draw = partial(torch.rand, (), generator=generator)
 
     def turned(x: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ def safe_errors(
     sure: Mapping[str, Tensor],  # certainties by name
     share: float,
 ) -> dict[str, float]:
-    """1-NN errors with a share of queries rejected, of the database cleaned, and both.
+    """1-NN errors with queries rejected, with the database cleaned, and with both.
 
     Args:
         data (Frozen)
@@ -147,7 +147,7 @@ def worth_in_shots(
     value: float,  # an R-AUROC
     curve: Mapping[int, float],  # by labels per class
 ) -> float:  # 0 below the first
-    """With how many labels per class a classifier's entropy is as good, interpolated.
+    """With how many labels per class a classifier's entropy draws level.
 
     Args:
         value (float): an R-AUROC
