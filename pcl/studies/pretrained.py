@@ -743,7 +743,7 @@ register(
     )
 )
 
-# %% ../../nbs/670_pretrained.ipynb #670c0035
+# %% ../../nbs/670_pretrained.ipynb #670c0036
 @dataclass(frozen=True)
 class CostSettings:
     """How many images are timed, and how often.

@@ -351,7 +351,7 @@ register(
     )
 )
 
-# %% ../../nbs/690_uses.ipynb #690c0022
+# %% ../../nbs/690_uses.ipynb #690c0023
 @dataclass(frozen=True)
 class CurationSettings:
     """Images with noisy labels, and how they are cleaned.
