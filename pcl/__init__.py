@@ -8,10 +8,11 @@
     ExactInfoNCE ExactNWJ ELK HIB make_loss FromLabels TwoViews AnInfoNCE UniformProcess
     PaperProcess FeaturePairs PairSampler NormEncoder SphereEncoder mlp_encoder
     probabilistic set_median_kappa set_kappa_range encode look Config train
-    train_encoder UncertaintyHead train_head save_head load_head export_head export_onnx
-    save_pretrained from_pretrained estimator recall_at_k r_auroc spearman
-    rejection_curve CredibleRetriever safe_retrieval calibrate_caps pair_coverage
-    match_reliability recalibrate kappa_interval
+    train_encoder UncertaintyHead train_head save_head load_head export_head LossHead
+    train_loss_head load_loss_head export_onnx save_pretrained from_pretrained
+    pretrained estimator recall_at_k r_auroc spearman rejection_curve CredibleRetriever
+    safe_retrieval calibrate_caps pair_coverage match_reliability recalibrate
+    kappa_interval
 
 and the modules, those that need less first:
 
@@ -27,8 +28,8 @@ data: images, pairs, processes with known posteriors
 models: networks, encoders that return posteriors, frozen features
     networks encoders features
 the loop: training, heads on features, estimators
-    watch devices checkpoints objectives two_kinds training pretraining heads sharing
-    scikit estimators
+    watch devices checkpoints objectives two_kinds training pretraining heads loss_heads
+    sharing scikit estimators
 judgement: how well it did, and how far to trust it
     metrics auroc grouping retrieval trust conformal protocols
 records: the ledger, published numbers with their verdicts, the registry of experiments
@@ -36,7 +37,7 @@ records: the ledger, published numbers with their verdicts, the registry of expe
 studies: what the book runs; nothing above imports them
     studies.*
 the surface: figures, tables, a user's own images, the command line
-    plots tables folder reproduction cli
+    plots tables folder shipping reproduction cli
 
 Wrong on purpose, because it was published so: published.*
 """
@@ -86,9 +87,13 @@ if TYPE_CHECKING:
     from .heads import save_head as save_head
     from .heads import load_head as load_head
     from .heads import export_head as export_head
+    from .loss_heads import LossHead as LossHead
+    from .loss_heads import train_loss_head as train_loss_head
+    from .loss_heads import load_loss_head as load_loss_head
     from .sharing import export_onnx as export_onnx
     from .sharing import save_pretrained as save_pretrained
     from .sharing import from_pretrained as from_pretrained
+    from .shipping import pretrained as pretrained
     from .estimators import estimator as estimator
     from .metrics import recall_at_k as recall_at_k
     from .metrics import r_auroc as r_auroc
@@ -146,9 +151,13 @@ __all__ = [
     "save_head",
     "load_head",
     "export_head",
+    "LossHead",
+    "train_loss_head",
+    "load_loss_head",
     "export_onnx",
     "save_pretrained",
     "from_pretrained",
+    "pretrained",
     "estimator",
     "recall_at_k",
     "r_auroc",

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EXTRAS', 'COMMANDS', 'Parsers', 'list_experiments', 'show_row', 'parse_seeds', 'parse_count', 'in_one_line',
            'run_experiments', 'report', 'claims', 'reproduce', 'installed', 'device_name', 'doctor', 'list_data',
-           'data', 'copy_notebooks', 'embed_folder', 'train_a_head', 'rank_images', 'add_image_options',
-           'add_run_options', 'add_result_options', 'build_parser', 'main']
+           'data', 'copy_notebooks', 'embed_folder', 'train_a_head', 'rank_images', 'pretrained_heads',
+           'add_image_options', 'add_run_options', 'add_result_options', 'build_parser', 'main']
 
 # %% ../nbs/950_cli.ipynb #4f58eff4
 #| code-fold: true
@@ -414,9 +414,36 @@ def rank_images(args: argparse.Namespace) -> int:
     print(verdict(head.card))
     return 0
 
+
+def pretrained_heads(args: argparse.Namespace) -> int:
+    """List the recipes and the heads that are here, or make one."""
+    from pcl.heads import read_card
+    from pcl.shipping import RECIPES, head_folder, train_pretrained
+
+    if args.train:
+        if args.name is None:
+            raise UsageError(f"--train needs a network: {', '.join(RECIPES)}")
+        with in_one_line():
+            folder = train_pretrained(args.name, args.source)
+        card = read_card(folder / "model.safetensors")
+        for name, value in card["metrics"].items():
+            print(f"{name:34s} {value:.4g}")
+        same = card["sha256"] == RECIPES[args.name].sha256
+        print(
+            f"checksum {'as recorded' if same else 'another than recorded'}: {folder}"
+        )
+        return 0
+    for name, recipe in RECIPES.items():
+        if args.name in (None, name):
+            here = (head_folder(name) / "model.safetensors").exists()
+            how = "here" if here else f"missing: pcl pretrained --train {name}"
+            print(f"{name}: {how} (from {recipe.source})")
+    lookup("recipe", args.name or name, RECIPES)
+    return 0
+
 # %% ../nbs/950_cli.ipynb #178491a8
 def add_image_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
-    """The options of the three commands."""
+    """The options of the commands that take images."""
     from pcl.features import DEFAULT_MODEL
     from pcl.folder import head_losses
 
@@ -487,6 +514,14 @@ def add_image_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         default=10,
         help="how many of the most ambiguous to print (default %(default)s)",
     )
+    parser = parsers["pretrained"]
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="a network; default all"
+    )
+    make = "make the head on this machine"
+    parser.add_argument("--train", action="store_true", help=make)
+    source = "a folder of images, or a data set such as tiny-imagenet:train"
+    parser.add_argument("--source", help=source)
 
 # %% ../nbs/950_cli.ipynb #ef676bc6
 COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
@@ -502,6 +537,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "embed": (embed_folder, "compute the features of a folder of images"),
     "train-head": (train_a_head, "train an uncertainty head on features"),
     "rank": (rank_images, "order images by their ambiguity"),
+    "pretrained": (pretrained_heads, "list or make heads for pretrained networks"),
 }
 Parsers = Mapping[str, argparse.ArgumentParser]
 

@@ -14,33 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from .files import missing, write_together, write_whole
-from .heads import HeadError, UncertaintyHead, load_head, read_card, save_head
+from .heads import Head, HeadError, HeadTensors, UncertaintyHead, load_head
+from .heads import read_card, save_head
+from .loss_heads import LossHead, load_loss_head
 
 # %% ../nbs/717_sharing_heads.ipynb #f60487da
-class _Tensors(nn.Module):
-    """A head that returns tensors instead of a distribution."""
-
-    def __init__(self, head: UncertaintyHead):
-        """The class lists the parameters."""
-        super().__init__()
-        self.head = head
-
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        return self.head.tensors(features)
-
-
 def export_onnx(
-    head: UncertaintyHead,
+    head: Head,
     path: str | Path,  # ends in .onnx
 ) -> None:
-    """Write a head as an ONNX graph from `features` (n, F) to `mu` (n, D) and `kappa`
-    (n,).
+    """Write a head as an ONNX graph from `features` (n, F) to what the head gives,
+    such as `mu` (n, D) and `kappa` (n,).
 
     Args:
-        head (UncertaintyHead)
+        head (Head)
         path (str | Path): ends in .onnx
 
     Example:
@@ -63,10 +52,10 @@ def export_onnx(
     with warnings.catch_warnings():  # those of the exporter are about itself
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            _Tensors(copy.deepcopy(head)).cpu().eval(),
+            HeadTensors(copy.deepcopy(head)).cpu().eval(),
             (torch.zeros(2, head.n_features, dtype=head.mean.dtype),),
             input_names=["features"],
-            output_names=["mu", "kappa"],
+            output_names=list(head.outputs),
             dynamic_shapes={"features": {0: batch}},
             dynamo=True,
             verbose=False,
@@ -75,15 +64,19 @@ def export_onnx(
     write_whole(Path(path), program.model_proto.SerializeToString())
 
 # %% ../nbs/717_sharing_heads.ipynb #379be97c
-_KIND = "pcl-uncertainty-head"  # what config.json calls a head
+# what config.json calls a head, by its kind
+_KINDS = {"posterior": "pcl-uncertainty-head", "loss": "pcl-loss-head"}
 _USE = """\
 ```python
 import pcl
 
 head = pcl.from_pretrained("{folder}")
-posterior = head(features)  # of shape (n, {features}); a pcl.VonMisesFisher
-posterior.loc, posterior.concentration  # where, and how sure
+{use}
 ```"""
+_POSTERIOR = """\
+posterior = head(features)  # of shape (n, {features}); a pcl.VonMisesFisher
+posterior.loc, posterior.concentration  # where, and how sure"""
+_LOSS = "uncertainty = head(features)  # (n, {features}) to (n,); higher is less sure"
 
 
 def _cell(value: object) -> str:
@@ -98,6 +91,32 @@ def _table(title: str, rows: Mapping[str, object]) -> str:
     return "\n".join([*head, *lines]) if lines else ""
 
 # %% ../nbs/717_sharing_heads.ipynb #9dbc83f0
+def _about(card: Mapping[str, Any], backbone: str) -> tuple[str, list[str], str]:
+    """What a head does in words, its tags, and a line of code that uses it."""
+    takes = f"Maps {card['features']} features of {backbone} to"
+    if card.get("kind") == "loss":
+        words = (
+            f"{takes} one number: the loss to be expected of a classifier on such an "
+            "image. Only its order means something on other data."
+        )
+        return words, ["uncertainty", "loss-prediction"], _LOSS
+    a, b = card["calibration"]
+    level = (
+        "set on held-out pairs"
+        if [a, b] != [1, 1]
+        else "as trained: compare it, do not read it as a probability"
+    )
+    if card.get("calibration_at_bound"):
+        level += "; the fit ended at a bound of its range, so do not rely on it"
+    words = (
+        f"{takes} a von Mises-Fisher "
+        f"distribution over {card['dim']}-dimensional directions: where the image lies,"
+        f" and with kappa how sure that is. A small kappa marks an ambiguous image. The"
+        f" level of kappa is {level}."
+    )
+    return words, ["uncertainty", "von-mises-fisher"], _POSTERIOR
+
+
 def model_card(
     card: Mapping[str, Any],  # as `read_card` gives it
     name: str,  # of the model
@@ -113,31 +132,18 @@ def model_card(
     Returns:
         str: Markdown
     """
-    front = {"library_name": "pcl", "tags": ["uncertainty", "von-mises-fisher"]}
+    backbone = _cell(card.get("backbone") or "an unnamed model")
+    about, tags, use = _about(card, backbone)
+    front: dict[str, Any] = {"library_name": "pcl", "tags": tags}
     if license:
         front["license"] = license
     facts = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
-    backbone = _cell(card.get("backbone") or "an unnamed model")
-    a, b = card["calibration"]
-    level = (
-        "set on held-out pairs"
-        if [a, b] != [1, 1]
-        else "as trained: compare it, do not read it as a probability"
-    )
-    if card.get("calibration_at_bound"):
-        level += "; the fit ended at a bound of its range, so do not rely on it"
-    about = (
-        f"Maps {card['features']} features of {backbone} to a von Mises-Fisher "
-        f"distribution over {card['dim']}-dimensional directions: where the image lies,"
-        f" and with kappa how sure that is. A small kappa marks an ambiguous image. The"
-        f" level of kappa is {level}."
-    )
     known = {key: card.get(key) for key in ("data", "images", "pairs", "loss")}
     made = {key: value for key, value in known.items() if value}
     parts = [
         f"---\n{facts}\n---\n\n# {_cell(name)}",
         about,
-        _USE.format(folder=_cell(name), features=card["features"]),
+        _USE.format(folder=_cell(name), use=use.format(features=card["features"])),
         _table("Made from", made | card.get("training", {})),
         _table("Measured", card.get("metrics", {})),
         _table("Versions", card.get("versions", {})),
@@ -146,16 +152,18 @@ def model_card(
 
 # %% ../nbs/717_sharing_heads.ipynb #873d373d
 def save_pretrained(
-    head: UncertaintyHead,
+    head: Head,
     folder: str | Path,  # made if it is missing
     license: str = "",  # such as apache-2.0, for the model card
+    dtype: torch.dtype | None = None,  # of the weights; float16 halves the file
 ) -> Path:  # the folder
     """Write a head as a folder that a model hub understands: weights, settings, words.
 
     Args:
-        head (UncertaintyHead)
+        head (Head)
         folder (str | Path): made if it is missing
         license (str): such as apache-2.0, for the model card
+        dtype (torch.dtype | None): of the weights; float16 halves the file
 
     Returns:
         Path: the folder
@@ -176,15 +184,14 @@ def save_pretrained(
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"folder must name a folder, and {folder} is a file")
     weights = folder / "model.safetensors"
-    save_head(head, weights)
+    save_head(head, weights, dtype)
     card = read_card(weights)
     config = {
-        "model_type": _KIND,
+        "model_type": _KINDS[card.get("kind", "posterior")],
         "weights": weights.name,
         "sha256": card["sha256"],
         "n_features": head.n_features,
-        "dim": head.dim,
-        "hidden": head.hidden,
+        **{k: card[k] for k in ("dim", "depth", "hidden") if k in card},
     }
     words = model_card(card, folder.resolve().name, license)
     write_together(
@@ -200,7 +207,7 @@ def from_pretrained(
     folder: str | Path,  # on this machine
     backbone: str | None = None,  # the model whose features it will see
     n_features: int | None = None,  # how many there are; None does not check
-) -> UncertaintyHead:
+) -> UncertaintyHead | LossHead:
     """A head from the folder that `save_pretrained` wrote; nothing is downloaded.
 
     Args:
@@ -228,12 +235,13 @@ def from_pretrained(
     except ValueError as error:
         raise HeadError(f"{file} is not JSON ({error})") from error
     kind = config.get("model_type") if isinstance(config, dict) else None
-    if kind != _KIND:
-        raise HeadError(f"{file} describes {kind!r}, not a {_KIND}")
+    if kind not in _KINDS.values():
+        raise HeadError(f"{file} describes {kind!r}, not a {_KINDS['posterior']}")
     weights = Path(folder) / "model.safetensors"
     if config.get("sha256") != read_card(weights)["sha256"]:
         raise HeadError(
             f"{file} and the card beside the weights describe two heads: restore the "
             "folder from one copy"
         )
-    return load_head(weights, backbone, n_features)
+    load = load_loss_head if kind == _KINDS["loss"] else load_head
+    return load(weights, backbone, n_features)

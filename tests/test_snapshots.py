@@ -137,6 +137,8 @@ def test_a_smoke_run_gives_the_same_metrics(name: str, one_thread: None) -> None
                 part, slack = 0.03, 0.05
             if name == "variational":
                 slack = 1e-12  # what rounding leaves of an equation
+            if EXPERIMENTS[name].group == "pvu":
+                slack = 0.05  # shares and ranks of few images
             if name == "which_kappa" and "recall" in key:
                 slack = 0.01  # a few of 597 digits may change sides
             wanted = pytest.approx(float(value), rel=part, abs=slack, nan_ok=True)
