@@ -28,7 +28,7 @@ models: networks, encoders that return posteriors, frozen features
     networks encoders features
 the loop: training, heads on features, estimators
     watch devices checkpoints objectives two_kinds training pretraining heads sharing
-    scikit estimators
+    scikit estimators uncertainties
 judgement: how well it did, and how far to trust it
     metrics auroc grouping retrieval trust conformal protocols
 records: the ledger, published numbers with their verdicts, the registry of experiments
