@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['DOWNSTREAM', 'HUMAN', 'Options', 'KAPPA', 'HEAT', 'SPACES', 'VIEWED', 'SHARES', 'TRAINED', 'FREE', 'SMOKE', 'PAPER',
            'Pool', 'load_pool', 'part', 'UrlSettings', 'upstream', 'validation', 'downstream', 'draw_trial', 'build',
-           'fixed_hits', 'on_validation', 'Search', 'search', 'judge_own', 'judge_fixed', 'judge_more', 'judge_known',
-           'over_steps', 'measure_url', 'candidates', 'measure_candidates']
+           'fixed_hits', 'on_validation', 'Search', 'search', 'judged', 'judge_own', 'judge_fixed', 'judge_more',
+           'judge_known', 'over_steps', 'measure_url', 'candidates', 'measure_candidates']
 
 # %% ../../nbs/640_url.ipynb #640c0003
 #| code-fold: true
@@ -57,9 +57,13 @@ HUMAN = {**DOWNSTREAM, "cue": "cue-conflict:conflict"}
 
 
 @lru_cache(maxsize=32)
-def load_pool(source: str, backbone: str, view: str = "full") -> Pool:
-    """A set's features from the cache, or computed now; `generated:SEED` is noise
-    around class directions."""
+def load_pool(source: str, backbone: str, view: str = "full", most: int = 0) -> Pool:
+    """A set's features from the cache, or computed now, of larger sets every
+    second image, or third, ...; `generated:SEED` is noise around class directions."""
+    if most:
+        whole = load_pool(source, backbone, view)
+        rows = slice(None, None, -(-len(whole.labels) // most))
+        return Pool(*(None if p is None else p[rows] for p in whole))
     title, _, split = source.partition(":")
     if title == "generated":
         return _generated(int(split), view)
@@ -99,6 +103,7 @@ class UrlSettings:
         backbone (str)
         trials (int)
         steps (int): at most
+        most (int): images of a set that is judged; 0 for all
         dim (int)
         hidden (int)
         curve (bool): scores over training steps, for the first seed
@@ -108,7 +113,8 @@ class UrlSettings:
     upstream: str = "tiny"  # or fine, or generated
     backbone: str = DEFAULT_MODEL
     trials: int = 10
-    steps: int = 128  # at most
+    steps: int = 64  # at most
+    most: int = 4000  # images of a set that is judged; 0 for all
     dim: int = 64
     hidden: int = 128
     curve: bool = True  # scores over training steps, for the first seed
@@ -132,8 +138,8 @@ def validation(settings: UrlSettings) -> dict[str, Pool]:
     s = settings
     if s.upstream == "generated":
         return {"one": load_pool("generated:1", s.backbone)}
-    birds = load_pool("cub200:train", s.backbone)
-    cars = load_pool("cars196:train", s.backbone)
+    birds = load_pool("cub200:train", s.backbone, most=s.most)
+    cars = load_pool("cars196:train", s.backbone, most=s.most)
     if s.upstream == "tiny":
         return {"cub": birds, "cars": cars}
     return {"cub": part(birds, 50, 100), "cars": part(cars, 49, 98)}
@@ -219,13 +225,13 @@ def _classifier(settings: UrlSettings) -> nn.Module:
 
 # %% ../../nbs/640_url.ipynb #640c0012
 @lru_cache(maxsize=32)
-def fixed_hits(source: str, backbone: str) -> Tensor:  # (n,), bool
+def fixed_hits(source: str, backbone: str, most: int) -> Tensor:  # (n,), bool
     """Whether the nearest neighbour by frozen features is of the same class.
 
     Returns:
         Tensor: (n,), bool
     """
-    pool = load_pool(source, backbone)
+    pool = load_pool(source, backbone, most=most)
     return hits_at_k(pool.features, pool.labels)
 
 
@@ -291,9 +297,14 @@ def _first() -> dict[str, int]:
     return {"own": 0, "fixed": 0}
 
 # %% ../../nbs/640_url.ipynb #640c0016
+def judged(settings: UrlSettings, source: str, view: str = "full") -> Pool:
+    """What is judged of a set."""
+    return load_pool(source, settings.backbone, view, settings.most)
+
+
 @lru_cache(maxsize=16)
-def _cosine(source: str, backbone: str) -> Tensor:
-    return nearest(load_pool(source, backbone).features).cosines[:, 0]
+def _cosine(source: str, backbone: str, most: int) -> Tensor:
+    return nearest(load_pool(source, backbone, most=most).features).cosines[:, 0]
 
 
 def judge_own(pool: Pool, found: Prediction) -> dict[str, float]:
@@ -309,11 +320,14 @@ def judge_own(pool: Pool, found: Prediction) -> dict[str, float]:
     }
 
 
-def judge_fixed(source: str, backbone: str, certainty: Tensor) -> dict[str, float]:
+def judge_fixed(
+    settings: UrlSettings, source: str, certainty: Tensor
+) -> dict[str, float]:
     """Whether a certainty knows the failures of the frozen features."""
-    pool, hits = load_pool(source, backbone), fixed_hits(source, backbone)
-    score = auroc(certainty, hits, pool.labels)
-    gap = auroc_gap(certainty, _cosine(source, backbone), hits, pool.labels)
+    where = source, settings.backbone, settings.most
+    labels, hits = judged(settings, source).labels, fixed_hits(*where)
+    score = auroc(certainty, hits, labels)
+    gap = auroc_gap(certainty, _cosine(*where), hits, labels)
     return {
         "fixed": score.value,
         "fixed_error": score.error,
@@ -326,12 +340,12 @@ def judge_more(
     settings: UrlSettings, source: str, found: Estimator, certainty: Tensor
 ) -> dict[str, float]:
     """People, crops and known data, where the set can tell."""
-    pool, metrics = load_pool(source, settings.backbone), dict[str, float]()
+    pool, metrics = judged(settings, source), dict[str, float]()
     if pool.votes is not None:
         people = alignment(certainty, pool.votes, pool.labels, n_draws=50)
         metrics |= {"human": people.value, "human_error": people.error}
     if source in ("cub200:test", "cars196:test", "generated:2"):
-        cropped = load_pool(source, settings.backbone, "random")
+        cropped = judged(settings, source, "random")
         share = crop_share(certainty, found(cropped.features).certainty, pool.labels)
         metrics |= {"crop": share.value, "crop_error": share.error}
     return metrics
@@ -345,7 +359,7 @@ def judge_known(
     if s.upstream == "fine":  # all images of its classes are in the training set
         return {}
     source = "generated:0" if s.upstream == "generated" else "tiny-imagenet:val"
-    known = load_pool(source, s.backbone)
+    known = judged(s, source)
     p = found(known.features)
     hits = hits_at_k(p.embedding, known.labels)
     metrics = {"seen": auroc(p.certainty, hits, known.labels).value}
@@ -353,19 +367,18 @@ def judge_known(
         right = p.logits.argmax(-1) == known.labels
         metrics["seen_accuracy"] = float(right.double().mean())
     for name, certainty in sure.items():
-        pool_source = downstream(s)[name]
-        other = fixed_hits(pool_source, s.backbone)
+        where = s.backbone, s.most
+        other = fixed_hits(downstream(s)[name], *where)
         metrics[f"ood_{name}"] = ood_auroc(p.certainty, certainty).value
-        mixed = mixed_auroc(
-            p.certainty, fixed_hits(source, s.backbone), certainty, other
-        )
+        own = fixed_hits(source, *where)
+        mixed = mixed_auroc(p.certainty, own, certainty, other)
         metrics[f"mixed_{name}"] = mixed.value
     return metrics
 
 
 def over_steps(settings: UrlSettings, trial: Options) -> dict[str, list[float]]:
     """Validation scores of trainings of several lengths."""
-    lengths = [k for k in (1, 8, 32, 128, 512) if k <= 4 * settings.steps]
+    lengths = [k for k in (1, 8, 32, 128) if k <= 4 * settings.steps]
     rows = [
         on_validation(settings, build(settings, trial | {"steps": k}, 1, True))
         for k in lengths
@@ -379,11 +392,11 @@ def _judge_set(
     settings: UrlSettings, source: str, made: Mapping[str, Estimator]
 ) -> tuple[dict[str, float], Tensor]:
     """All that one downstream set says, and the certainties."""
-    pool = load_pool(source, settings.backbone)
+    pool = judged(settings, source)
     found = made["own"](pool.features)
     fixed = found if made["fixed"] is made["own"] else made["fixed"](pool.features)
     metrics = judge_own(pool, found)
-    metrics |= judge_fixed(source, settings.backbone, fixed.certainty)
+    metrics |= judge_fixed(settings, source, fixed.certainty)
     metrics |= judge_more(settings, source, made["own"], found.certainty)
     return metrics, found.certainty
 
@@ -506,7 +519,7 @@ def measure_candidates(
 TRAINED = (*ELEVEN, "exact-posterior", "pair")
 FREE = ("feature-norm", "energy", "neighbour-within", "local-margin")
 SMOKE = {"upstream": "generated", "trials": 2, "steps": 4, "dim": 4, "hidden": 8}
-PAPER = {"steps": 2000, "dim": 512, "hidden": 1024}
+PAPER = {"steps": 2000, "dim": 512, "hidden": 1024, "most": 0}
 for _name, _question, _measure, _rows in (
     (
         "url",
