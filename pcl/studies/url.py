@@ -6,7 +6,7 @@
 __all__ = ['DOWNSTREAM', 'HUMAN', 'Options', 'KAPPA', 'HEAT', 'SPACES', 'VIEWED', 'SHARES', 'TRAINED', 'FREE', 'SMOKE', 'PAPER',
            'Pool', 'load_pool', 'part', 'UrlSettings', 'upstream', 'validation', 'downstream', 'draw_trial', 'build',
            'fixed_hits', 'on_validation', 'Search', 'search', 'judged', 'judge_own', 'judge_fixed', 'judge_more',
-           'judge_known', 'over_steps', 'measure_url', 'candidates', 'measure_candidates']
+           'judge_known', 'over_steps', 'measure_url', 'candidates', 'measure_candidates', 'holm']
 
 # %% ../../nbs/640_url.ipynb #640c0003
 #| code-fold: true
@@ -279,7 +279,7 @@ class Search(NamedTuple):
     chosen: dict[str, int]  # own and fixed: numbers of trials
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def search(settings: UrlSettings) -> Search:
     """Ten trials, judged on validation classes alone."""
     s = settings
@@ -516,6 +516,21 @@ def measure_candidates(
     return Outcome({k: float(np.mean(v)) for k, v in metrics.items()})
 
 # %% ../../nbs/640_url.ipynb #640c0021
+def holm(
+    p: Mapping[str, float],  # of several tests, by name
+) -> dict[str, float]:
+    """P-values corrected for how many there are, after Holm.
+
+    Args:
+        p (Mapping[str, float]): of several tests, by name
+    """
+    worst, found = 0.0, {}
+    for rank, name in enumerate(sorted(p, key=lambda k: p[k])):
+        worst = max(worst, min(1.0, (len(p) - rank) * p[name]))
+        found[name] = worst
+    return found
+
+# %% ../../nbs/640_url.ipynb #640c0022
 TRAINED = (*ELEVEN, "exact-posterior", "pair")
 FREE = ("feature-norm", "energy", "neighbour-within", "local-margin")
 SMOKE = {"upstream": "generated", "trials": 2, "steps": 4, "dim": 4, "hidden": 8}
