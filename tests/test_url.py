@@ -28,7 +28,8 @@ def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         asked.append(source)
         labels = torch.arange(2 * CLASSES.get(source, 12)) // 2
         rng = torch.Generator().manual_seed(len(source))
-        return url.Pool(torch.randn(len(labels), 8, generator=rng), labels)
+        near = torch.randn(int(labels[-1]) + 1, 8, generator=rng)[labels]
+        return url.Pool(near + torch.randn(len(labels), 8, generator=rng), labels)
 
     monkeypatch.setattr(url, "load_pool", load)
     url._validation_hits.cache_clear()
@@ -80,7 +81,9 @@ def test_trials_stay_in_their_ranges_and_repeat():
             assert trial["steps"] in (8, 16, 32, 64) and 3e-4 <= trial["lr"] <= 1e-2
             for key, (kind, *ends) in space.items():
                 value = trial[key]
-                assert value in ends if kind == "one of" else ends[0] <= value <= ends[1]
+                assert (
+                    value in ends if kind == "one of" else ends[0] <= value <= ends[1]
+                )
 
 
 def test_a_run_measures_every_set_and_repeats():
@@ -90,7 +93,9 @@ def test_a_run_measures_every_set_and_repeats():
         keys = ("recall", "own", "own_error", "fixed", "gap", "human", "constant")
         assert {f"{k}_{name}" for k in keys} <= first.metrics.keys()
     pool = url.load_pool("generated:2", "")
-    made = url.build(TOY, url.search(TOY).trials[url.search(TOY).chosen["own"]], 2, True)
+    made = url.build(
+        TOY, url.search(TOY).trials[url.search(TOY).chosen["own"]], 2, True
+    )
     p = made(pool.features)
     hits = hits_at_k(p.embedding, pool.labels)
     wanted = auroc(p.certainty, hits, pool.labels)

@@ -69,7 +69,8 @@ def load_pool(source: str, backbone: str, view: str = "full", most: int = 0) -> 
         return _generated(int(split), view)
     images: Any = dataset(title).load(split)
     features = set_features(source, view, backbone).data
-    human = dataset("cifar10h").load("test") if title == "cifar10" else images.human
+    asked: Any = dataset("cifar10h").load("test") if title == "cifar10" else images
+    human = asked.human
     return Pool(features, images.labels, None if human is None else human.probs)
 
 
