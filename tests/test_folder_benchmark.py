@@ -94,6 +94,7 @@ def test_the_page_is_whole_and_escaped():
 
 
 def test_the_command_writes_a_page(tmp_path: Path, capsys):
+    pytest.importorskip("pcl._torchvision")
     pytest.importorskip("timm")
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
