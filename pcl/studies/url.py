@@ -31,7 +31,7 @@ from ..neighbours import nearest
 from ..training import step_seed
 from ..uncertainties import ELEVEN, Recipe
 
-# %% ../../nbs/640_url.ipynb #640c0006
+# %% ../../nbs/640_url.ipynb #640c0010
 class Pool(NamedTuple):
     """Features of a set, its classes, and votes where people were asked.
 
@@ -93,7 +93,7 @@ def part(pool: Pool, first: int, last: int) -> Pool:
     votes = None if pool.votes is None else pool.votes[rows]
     return Pool(pool.features[rows], pool.labels[rows], votes)
 
-# %% ../../nbs/640_url.ipynb #640c0007
+# %% ../../nbs/640_url.ipynb #640c0011
 @dataclass(frozen=True)
 class UrlSettings:
     """Who is judged, what it learns from, and how long it may search.
@@ -151,7 +151,7 @@ def downstream(settings: UrlSettings) -> dict[str, str]:
     generated = {"one": "generated:2", "two": "generated:3"}
     return generated if settings.upstream == "generated" else HUMAN
 
-# %% ../../nbs/640_url.ipynb #640c0011
+# %% ../../nbs/640_url.ipynb #640c0015
 Options = dict[str, Any]
 KAPPA, HEAT = ("log", 20.0, 1000.0), ("log", 8.0, 64.0)
 SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -224,7 +224,7 @@ def _classifier(settings: UrlSettings) -> nn.Module:
         torch.manual_seed(0)
         return nn.Linear(8, 5).requires_grad_(False)
 
-# %% ../../nbs/640_url.ipynb #640c0012
+# %% ../../nbs/640_url.ipynb #640c0016
 @lru_cache(maxsize=32)
 def fixed_hits(source: str, backbone: str, most: int) -> Tensor:  # (n,), bool
     """Whether the nearest neighbour by frozen features is of the same class.
@@ -297,7 +297,7 @@ def search(settings: UrlSettings) -> Search:
 def _first() -> dict[str, int]:
     return {"own": 0, "fixed": 0}
 
-# %% ../../nbs/640_url.ipynb #640c0016
+# %% ../../nbs/640_url.ipynb #640c0020
 def judged(settings: UrlSettings, source: str, view: str = "full") -> Pool:
     """What is judged of a set."""
     return load_pool(source, settings.backbone, view, settings.most)
@@ -351,7 +351,7 @@ def judge_more(
         metrics |= {"crop": share.value, "crop_error": share.error}
     return metrics
 
-# %% ../../nbs/640_url.ipynb #640c0017
+# %% ../../nbs/640_url.ipynb #640c0021
 def judge_known(
     settings: UrlSettings, found: Estimator, sure: Mapping[str, Tensor]
 ) -> dict[str, float]:
@@ -387,7 +387,7 @@ def over_steps(settings: UrlSettings, trial: Options) -> dict[str, list[float]]:
     table = {key: [row[key] for row in rows] for key in rows[0]}
     return {"step": [float(k) for k in lengths], **table}
 
-# %% ../../nbs/640_url.ipynb #640c0018
+# %% ../../nbs/640_url.ipynb #640c0022
 @torch.no_grad()
 def _judge_set(
     settings: UrlSettings, source: str, made: Mapping[str, Estimator]
@@ -460,7 +460,7 @@ def _axes(settings: UrlSettings) -> dict[str, str]:
     s = settings
     return {"estimator": s.estimator, "backbone": s.backbone, "train": s.upstream}
 
-# %% ../../nbs/640_url.ipynb #640c0020
+# %% ../../nbs/640_url.ipynb #640c0024
 SHARES = (0.005, 0.01, 0.015, 0.02, 0.04)  # of a set: how large a crowd is
 
 
@@ -516,7 +516,7 @@ def measure_candidates(
             metrics.setdefault(rule, []).append(score.value)
     return Outcome({k: float(np.mean(v)) for k, v in metrics.items()})
 
-# %% ../../nbs/640_url.ipynb #640c0021
+# %% ../../nbs/640_url.ipynb #640c0025
 def holm(
     p: Mapping[str, float],  # of several tests, by name
 ) -> dict[str, float]:
@@ -531,7 +531,7 @@ def holm(
         found[name] = worst
     return found
 
-# %% ../../nbs/640_url.ipynb #640c0022
+# %% ../../nbs/640_url.ipynb #640c0026
 TRAINED = (*ELEVEN, "exact-posterior", "pair")
 FREE = ("feature-norm", "energy", "neighbour-within", "local-margin")
 SMOKE = {"upstream": "generated", "trials": 2, "steps": 4, "dim": 4, "hidden": 8}
