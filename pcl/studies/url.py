@@ -11,7 +11,7 @@ __all__ = ['DOWNSTREAM', 'HUMAN', 'Options', 'KAPPA', 'HEAT', 'SPACES', 'VIEWED'
 # %% ../../nbs/640_url.ipynb #640c0003
 #| code-fold: true
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
