@@ -231,8 +231,15 @@ def benchmark(
     if target.suffix != ".html":
         raise ValueError(f"out must end in .html, got {target}")
     features = target.with_suffix(".safetensors")
-    how = {"weights": weights, "size": size, "batch_size": batch_size}
-    data = embed(folder, features, model, views=1, **how)
+    data = embed(
+        folder,
+        features,
+        model,
+        views=1,
+        weights=weights,
+        size=size,
+        batch_size=batch_size,
+    )
     found = judge_features(data)
     write_whole(target, page(found).encode())
     return found

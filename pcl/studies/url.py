@@ -63,7 +63,8 @@ def load_pool(source: str, backbone: str, view: str = "full", most: int = 0) -> 
     if most:
         whole = load_pool(source, backbone, view)
         rows = slice(None, None, -(-len(whole.labels) // most))
-        return Pool(*(None if p is None else p[rows] for p in whole))
+        votes = None if whole.votes is None else whole.votes[rows]
+        return Pool(whole.features[rows], whole.labels[rows], votes)
     title, _, split = source.partition(":")
     if title == "generated":
         return _generated(int(split), view)
@@ -431,9 +432,9 @@ def measure_url(
             scores = {"missing": 1.0}
         metrics |= {f"{key}_{name}": value for key, value in scores.items()}
     for key in ("recall", "own", "fixed"):
-        there = [metrics.get(f"{key}_{n}") for n in downstream(s) if n != "cue"]
-        if None not in there:
-            metrics[f"{key}_mean"] = float(np.mean(there))
+        names = [f"{key}_{n}" for n in downstream(s) if n != "cue"]
+        if metrics.keys() >= set(names):
+            metrics[f"{key}_mean"] = float(np.mean([metrics[n] for n in names]))
     metrics |= judge_known(s, made["own"], sure)
     series = {"trials": _columns(found)}
     if s.curve and seed == 1 and s.estimator in SPACES:
