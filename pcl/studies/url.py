@@ -154,7 +154,8 @@ def downstream(settings: UrlSettings) -> dict[str, str]:
 
 # %% ../../nbs/640_url.ipynb #640c0015
 Options = dict[str, Any]
-KAPPA, HEAT = ("log", 20.0, 1000.0), ("log", 8.0, 64.0)
+KAPPA = ("log", 20.0, 1000.0)
+HEAT = ("log", 8.0, 64.0)
 SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     "ce": {},
     "infonce": {"temperature": HEAT},
