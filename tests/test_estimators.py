@@ -11,6 +11,7 @@ from torch import nn
 from pcl.encoders import NormEncoder
 from pcl.estimators import (
     ESTIMATORS,
+    TOGETHER,
     Prediction,
     by_kappa,
     check_prediction,
@@ -19,7 +20,40 @@ from pcl.estimators import (
     fit_probe,
     register_estimator,
 )
+from pcl.marginal import log_marginal
 from pcl.names import UnknownName
+from pcl.proxies import ProxyELK, ProxyELNivMF
+from pcl.published.estimators import (
+    PublishedHeteroscedastic,
+    PublishedRandomFeatures,
+    RoundNivMF,
+    dropout_as_published,
+    hib_as_published,
+    nivmf_as_published,
+)
+from pcl.uncertainties import (
+    ELEVEN,
+    Adapter,
+    Heteroscedastic,
+    Matches,
+    RandomFeatures,
+    Recipe,
+    SpectralBound,
+    agreement,
+    by_ce,
+    by_ensemble,
+    by_infonce,
+    by_margin,
+    by_mcdropout,
+    by_neighbour_within,
+    by_pair,
+    by_posterior,
+    fit_dropout,
+    fit_posterior,
+    numbered,
+    posteriors,
+)
+from pcl.vmf import VonMisesFisher
 
 
 @pytest.fixture
@@ -40,10 +74,18 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(ESTIMATORS, name, builder)
 
 
-def options(name: str) -> dict[str, nn.Module]:
+TINY = Recipe(dim=4, hidden=8, steps=3, batch_size=16)
+TRAINED = (*ELEVEN, "exact-posterior", "pair")
+
+
+def options(name: str) -> dict[str, object]:
     """What a builder needs besides features and labels."""
     torch.manual_seed(0)
-    return {"encoder": NormEncoder(nn.Linear(3, 4))} if name == "kappa" else {}
+    if name == "kappa":
+        return {"encoder": NormEncoder(nn.Linear(3, 4))}
+    if name == "energy":
+        return {"classifier": nn.Linear(3, 5)}
+    return {"recipe": TINY} if name in TRAINED else {}
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
@@ -57,6 +99,10 @@ def test_every_member_keeps_the_promise_and_repeats(name, data):
     assert first.certainty.is_floating_point() and first.certainty.isfinite().all()
     assert first.certainty.equal(second.certainty)
     assert first.embedding.equal(second.embedding)
+    if name in TOGETHER:
+        with pytest.raises(ValueError, match="k must lie between"):
+            build(features, labels, seed=3, **options(name))(x[2:3])
+        return
     one = build(features, labels, seed=3, **options(name))(x[2:3])
     torch.testing.assert_close(one.certainty, first.certainty[2:3])
 
@@ -178,9 +224,9 @@ def test_images_and_flat_vectors_are_refused_where_features_are_wanted(name, dat
     features, labels, x = data
     for wrong in (torch.zeros(60, 3, 2, 2), torch.zeros(60), torch.zeros(60, 3).long()):
         with pytest.raises(ValueError, match=r"features must be floats .* extract"):
-            estimator(name)(wrong, labels)
+            estimator(name)(wrong, labels, **options(name))
     with pytest.raises(ValueError, match=r"rows of shape \(3,\)"):
-        estimator(name)(features, labels)(x[:, :2])
+        estimator(name)(features, labels, **options(name))(x[:, :2])
 
 
 def test_labels_are_refused_when_missing_or_of_another_kind(data):
@@ -217,3 +263,257 @@ def test_a_prediction_of_another_length_or_without_order_is_refused_by_name(regi
     ):
         with pytest.raises(ValueError, match=message):
             check_prediction(wrong, 4)
+
+
+# The eleven, and what the release has instead of them.
+
+
+def test_the_eleven_and_the_baselines_are_known_by_name():
+    assert len(set(ELEVEN)) == 11
+    assert {*TRAINED, "energy", "feature-norm", "neighbour-within"} <= ESTIMATORS.keys()
+    assert TOGETHER <= ESTIMATORS.keys() and not TOGETHER & set(ELEVEN)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_follows_the_seed_and_the_labels(name, data):
+    features, labels, x = data
+    build = estimator(name)
+    first, other = (build(features, labels, seed=s, recipe=TINY)(x) for s in (1, 2))
+    assert not first.certainty.equal(other.certainty)
+    turned = build(features, labels.roll(1) // 2, seed=1, recipe=TINY)(x)
+    assert not first.certainty.equal(turned.certainty)
+
+
+def test_an_adapter_standardises_and_survives_constant_features():
+    features = torch.randn(50, 4, generator=torch.Generator().manual_seed(1)) * 5 + 3
+    features[:, 2] = 7.0
+    body = Adapter(features, TINY)
+    z = (features - body.mean) / body.scale
+    assert z.isfinite().all() and (z[:, 2] == 0).all()
+    assert z[:, [0, 1, 3]].std(0).sub(1).abs().max() < 1e-4
+    flat = Adapter(torch.ones(5, 4), TINY)
+    assert flat(torch.ones(5, 4)).isfinite().all()
+
+
+def test_classes_are_numbered_and_shares_become_the_largest():
+    kinds, n = numbered(torch.tensor([7, 3, 7, 9]))
+    assert kinds.tolist() == [1, 0, 1, 2] and n == 3
+    soft = torch.tensor([[0.2, 0.8], [0.9, 0.1]])
+    assert numbered(soft)[0].tolist() == [1, 0]
+
+
+def test_views_make_pairs_without_labels_and_nothing_does_not(data):
+    features, labels, x = data
+    looks = torch.stack([features, features + 0.01], 1)
+    found = by_infonce(features, views=looks, recipe=TINY)(x)
+    other = by_infonce(features, labels, recipe=TINY)(x)
+    assert not found.certainty.equal(other.certainty)
+    with pytest.raises(ValueError, match="views"):
+        by_infonce(features, recipe=TINY)
+
+
+def test_smoothed_labels_are_less_sure(data):
+    features, labels, x = data
+    long = Recipe(dim=4, hidden=8, steps=60, rate=1e-2, batch_size=32)
+    plain, smooth = (
+        by_ce(features, labels, recipe=long, smoothing=s)(x) for s in (0.0, 0.3)
+    )
+    assert smooth.certainty.mean() < plain.certainty.mean()
+
+
+def test_a_start_of_kappa_is_kept():
+    features = torch.randn(50, 6, generator=torch.Generator().manual_seed(1))
+    for kappa in (3.0, 1000.0):
+        q = posteriors(features, TINY, 0, kappa)(features)
+        kappas = q.concentration.detach()
+        assert float(kappas.median()) == pytest.approx(kappa, rel=0.3)
+
+
+def test_nivmf_equals_elk_where_k_is_round_and_not_elsewhere():
+    torch.manual_seed(0)
+    elk = ProxyELK(4, 6, kappa=9.0)
+    axes = ProxyELNivMF(4, 6, kappa=9.0, n_samples=60_000)
+    axes.directions = elk.directions
+    loc = nn.functional.normalize(torch.randn(5, 6), dim=-1)
+    q = VonMisesFisher(loc, torch.full((5,), 25.0))
+    with torch.no_grad():
+        gap = (axes.logits(q) - elk.logits(q)).abs().max()
+        axes.log_concentration[:, 1] += 0.7
+        moved = (axes.logits(q) - elk.logits(q)).abs().max()
+    assert gap < 0.04 and moved > 0.4
+
+
+def test_nivmf_learns_k_and_the_release_does_not(data, monkeypatch):
+    features, labels, x = data
+    made = []
+    for kind in (ProxyELNivMF, RoundNivMF):
+        monkeypatch.setattr(
+            kind, "read", lambda self, q, kind=kind: made.append(self) or q
+        )
+    estimator("nivmf")(features, labels, recipe=TINY)(x)
+    learned = made[-1].log_concentration
+    nivmf_as_published(features, labels, recipe=TINY)(x)
+    fixed = made[-1].log_concentration
+    assert learned.std() > 0 and fixed.std() == 0
+    assert not made[-1].directions.requires_grad
+
+
+def test_a_match_and_none_are_all_there_is_and_hib_needs_its_pairs(data):
+    features, labels, x = data
+    q = posteriors(features, TINY, 0, 30.0)(features[:8])
+    with torch.no_grad():
+        loss = Matches(8.0, -1.0, 16)
+        match, none = loss.log_match(q)
+        torch.testing.assert_close(match.exp() + none.exp(), torch.ones(8, 8))
+        same = torch.arange(8) % 2
+        torch.manual_seed(3)
+        value = loss(q, same)
+        torch.manual_seed(3)
+        match, none = loss.log_match(q)
+    terms = {True: [], False: []}
+    for i in range(8):
+        for j in range(8):
+            if i != j:
+                kind = bool(same[i] == same[j])
+                terms[kind].append(float((match if kind else none)[i, j]))
+    wanted = -sum(sum(v) / len(v) for v in terms.values())
+    assert float(value) == pytest.approx(wanted, rel=1e-5)
+    assert hib_as_published(features, labels, recipe=TINY)(x).certainty.shape == (7,)
+
+
+def heteroscedastic(
+    kind: type[Heteroscedastic],
+) -> tuple[Heteroscedastic, torch.Tensor]:
+    torch.manual_seed(1)
+    net = kind(nn.Identity(), 6, 3, 1.0, 16, 0)
+    return net, torch.randn(1, 6)
+
+
+def test_het_xl_draws_the_covariance_it_says_and_the_release_rank_two():
+    normals = torch.randn(300_000, 1, 7, generator=torch.Generator().manual_seed(2))
+    for kind in (Heteroscedastic, PublishedHeteroscedastic):
+        net, e = heteroscedastic(kind)
+        with torch.no_grad():
+            v, d = net.covariance(e)
+            wanted = v.T @ v + torch.diag(d[0])
+            found = net.noise(e, normals)[:, 0].T.cov()
+            log_det = net.log_det(e)[0]
+        right = kind is Heteroscedastic
+        off = float((found - wanted).norm() / wanted.norm())
+        assert (off < 0.02) == right and (off > 0.2) == (not right)
+        rank = int(torch.linalg.matrix_rank(found, rtol=1e-4))
+        assert rank == (6 if right else 2)
+        gap = abs(float(log_det - torch.logdet(wanted)))
+        assert (gap < 1e-4) == right and (gap > 0.5) == (not right)
+
+
+def test_het_xl_is_sure_by_either_and_refuses_a_third(data):
+    features, labels, x = data
+    found = [
+        estimator("het-xl")(features, labels, recipe=TINY, by=by)(x).certainty
+        for by in ("entropy", "det")
+    ]
+    assert not found[0].equal(found[1])
+    with pytest.raises(UnknownName):
+        estimator("het-xl")(features, labels, recipe=TINY, by="trace")
+
+
+def test_sngp_has_the_variance_of_the_closed_form_and_the_release_noise():
+    features = torch.randn(300, 6, generator=torch.Generator().manual_seed(1))
+    for kind in (RandomFeatures, PublishedRandomFeatures):
+        torch.manual_seed(0)
+        net = kind(nn.Identity(), 6, 4, 64, 0.5)
+        net.see(features[:200])
+        net.see(features[200:])
+        with torch.no_grad():
+            seen, new = net.cosines(features).double(), net.cosines(2 - features)
+            closed = torch.eye(64).double() + seen.T @ seen
+            new = new.double()
+            wanted = ((new @ closed.inverse()) * new).sum(-1)
+            found = net.variance(2 - features).double()
+        right = kind is RandomFeatures
+        assert ((found - wanted).abs().max() < 1e-5) == right
+        assert ((found.abs().max() < 1e-3) and bool((found < 0).any())) == (not right)
+
+
+def test_a_spectral_bound_binds_only_what_is_larger():
+    torch.manual_seed(0)
+    for scale in (0.01, 40.0):
+        weight = scale * torch.randn(20, 12)
+        limit = SpectralBound(weight, 2.0)
+        for _ in range(60):
+            found = limit(weight)
+        norm = float(torch.linalg.matrix_norm(found, 2))
+        assert norm < 2.01
+        assert found.equal(weight) == (scale < 1)
+        assert limit.eval()(weight).equal(limit(weight))
+
+
+def test_agreement_is_by_the_mean_or_by_the_members():
+    probs = torch.tensor([[[0.9, 0.1]], [[0.1, 0.9]]])
+    assert agreement(probs, "entropy").item() == pytest.approx(-math.log(2))
+    inner = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))
+    assert agreement(probs, "jsd").item() == pytest.approx(-(math.log(2) - inner))
+    alike = probs[:1].repeat(3, 1, 1)
+    assert agreement(alike, "jsd").item() == pytest.approx(0, abs=1e-6)
+    with pytest.raises(UnknownName):
+        agreement(probs, "variance")
+
+
+def test_dropout_is_on_at_test_and_off_in_the_release(data):
+    features, labels, x = data
+    how = {"recipe": TINY, "rate": 0.3, "by": "jsd"}
+    on = by_mcdropout(features, labels, **how)(x).certainty
+    off = dropout_as_published(features, labels, **how)(x).certainty
+    assert on.min() < -1e-4 and off.abs().max() < 1e-6
+    net, _, _ = fit_dropout(features, labels, 0, TINY, 0.3)
+    found = by_mcdropout(features, labels, **how)(x)
+    assert found.embedding.equal(net.embed(x))  # no unit of the embedding is off
+
+
+def test_ensemble_heads_differ_and_share_an_embedding(data):
+    features, labels, x = data
+    found = by_ensemble(features, labels, recipe=TINY, by="jsd", n_members=3)(x)
+    assert (found.certainty < 0).all() and found.logits.shape == (7, 3)
+    torch.testing.assert_close(found.logits.exp().sum(-1), torch.ones(7))
+
+
+def test_a_pair_is_scored_by_both_posteriors_and_their_angle(data):
+    features, labels, x = data
+    encoder = fit_posterior(features, labels, 0, TINY, 20.0)
+    q = encode(encoder, x)
+    for own in (True, False):
+        found = by_pair(features, labels, recipe=TINY, own=own)(x)
+        where = nn.functional.normalize(q.loc if own else x, dim=-1).double()
+        cosines = where @ where.T - 3 * torch.eye(7)
+        for i in range(7):
+            j = int(cosines[i].argmax())
+            cos = (q.loc[i] @ q.loc[j]).clamp(-1, 1)
+            pair = q.concentration[i], q.concentration[j]
+            wanted = log_marginal(cos, *pair, 20.0, 4)
+            torch.testing.assert_close(found.certainty[i], wanted)
+    kappa = by_posterior(features, labels, recipe=TINY)(x).certainty
+    torch.testing.assert_close(kappa, q.concentration)
+
+
+def test_the_neighbour_within_leaves_the_item_out(data):
+    features, _, x = data
+    found = by_neighbour_within(features)(torch.cat([x, x[:1]]))
+    assert found.certainty[0].item() == pytest.approx(1)  # its copy is another item
+    assert found.certainty[1] < 1
+
+
+def test_a_margin_is_over_the_crowds_of_both_partners(data):
+    features, _, x = data
+    for both in (True, False):
+        found = by_margin(features, share=0.5, both=both)(x)  # k is 4 of 7
+        unit = nn.functional.normalize(x, dim=-1).double()
+        cosines = unit @ unit.T - 3 * torch.eye(7)
+        ordered = cosines.sort(-1, descending=True).values
+        partner = cosines.argmax(-1)
+        wanted = ordered[:, 0] - ordered[:, 3]
+        wanted = wanted + (ordered[:, 0] - ordered[partner, 3] if both else 0)
+        torch.testing.assert_close(found.certainty, wanted)
+    for wrong in (0.0, 1.0, -0.1):
+        with pytest.raises(ValueError, match="share must lie"):
+            by_margin(features, share=wrong)

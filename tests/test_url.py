@@ -1,0 +1,166 @@
+"""The URL benchmark's study: what learns, what chooses and what is judged stay apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pcl.auroc import auroc
+from pcl.datasets import DataError
+from pcl.estimators import estimator
+from pcl.experiments import experiments
+from pcl.metrics import hits_at_k
+from pcl.studies import url
+
+TOY = url.UrlSettings("ce", "generated", trials=2, steps=4, dim=4, hidden=8, most=0)
+CLASSES = {"cub200:train": 100, "cars196:train": 98, "tiny-imagenet:train": 200}
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pools of the real names, two images a class; what was loaded is listed."""
+    asked: list[str] = []
+
+    def load(source: str, backbone: str, view: str = "full", most: int = 0) -> url.Pool:
+        asked.append(source)
+        labels = torch.arange(2 * CLASSES.get(source, 12)) // 2
+        rng = torch.Generator().manual_seed(len(source))
+        near = torch.randn(int(labels[-1]) + 1, 8, generator=rng)[labels]
+        return url.Pool(near + torch.randn(len(labels), 8, generator=rng), labels)
+
+    monkeypatch.setattr(url, "load_pool", load)
+    url._validation_hits.cache_clear()
+    yield asked
+    url._validation_hits.cache_clear()
+    url.search.cache_clear()
+
+
+def test_upstream_and_validation_have_the_classes_that_are_stated(named):
+    tiny, fine = (replace(TOY, upstream=u) for u in ("tiny", "fine"))
+    assert len(url.upstream(tiny).labels.unique()) == 200
+    assert {k: len(p.labels.unique()) for k, p in url.validation(tiny).items()} == {
+        "cub": 100,
+        "cars": 98,
+    }
+    assert len(url.upstream(fine).labels.unique()) == 50 + 49
+    held = {k: p.labels.unique() for k, p in url.validation(fine).items()}
+    assert held["cub"].tolist() == list(range(50, 100))
+    assert held["cars"].tolist() == list(range(49, 98))
+
+
+@pytest.mark.parametrize("upstream", ["tiny", "fine"])
+def test_a_search_never_loads_a_downstream_set(named, upstream):
+    url.search.cache_clear()
+    url.search(replace(TOY, upstream=upstream))
+    assert named and not set(named) & set(url.HUMAN.values())
+
+
+def test_a_search_keeps_the_best_of_each_goal_and_drops_poor_retrieval(monkeypatch):
+    scores = iter(
+        [
+            {"recall": 0.05, "own": 0.9, "fixed": 0.9},
+            {"recall": 0.5, "own": 0.6, "fixed": 0.5},
+            {"recall": 0.5, "own": 0.5, "fixed": 0.7},
+        ]
+    )
+    monkeypatch.setattr(url, "on_validation", lambda *_: next(scores))
+    url.search.cache_clear()
+    found = url.search(replace(TOY, trials=3))
+    assert found.chosen == {"own": 1, "fixed": 2}
+    url.search.cache_clear()
+
+
+def test_trials_stay_in_their_ranges_and_repeat():
+    for name, space in url.SPACES.items():
+        for k in range(30):
+            trial = url.draw_trial(name, k, 64)
+            assert trial == url.draw_trial(name, k, 64)
+            assert trial["steps"] in (8, 16, 32, 64) and 3e-4 <= trial["lr"] <= 1e-2
+            for key, (kind, *ends) in space.items():
+                value = trial[key]
+                assert (
+                    value in ends if kind == "one of" else ends[0] <= value <= ends[1]
+                )
+
+
+def test_a_run_measures_every_set_and_repeats():
+    first, second = (url.measure_url(TOY, 2) for _ in range(2))
+    assert first.metrics == second.metrics
+    for name in ("one", "two"):
+        keys = ("recall", "own", "own_error", "fixed", "gap", "human", "constant")
+        assert {f"{k}_{name}" for k in keys} <= first.metrics.keys()
+    pool = url.load_pool("generated:2", "")
+    made = url.build(
+        TOY, url.search(TOY).trials[url.search(TOY).chosen["own"]], 2, True
+    )
+    p = made(pool.features)
+    hits = hits_at_k(p.embedding, pool.labels)
+    wanted = auroc(p.certainty, hits, pool.labels)
+    assert first.metrics["own_one"] == pytest.approx(wanted.value)
+    assert first.metrics["own_error_one"] == pytest.approx(wanted.error)
+
+
+def test_the_cosine_has_no_gap_to_itself_and_needs_no_search():
+    found = url.measure_url(replace(TOY, estimator="neighbour-within"), 1)
+    for name in ("one", "two"):
+        assert found.metrics[f"gap_{name}"] == 0
+        assert found.metrics[f"own_{name}"] == found.metrics[f"fixed_{name}"]
+    assert "steps" not in found.series
+
+
+def test_a_missing_set_is_said_and_not_scored(monkeypatch):
+    real = url._judge_set
+
+    def judge(settings, source, made):
+        if source == "generated:3":
+            raise DataError("not here")
+        return real(settings, source, made)
+
+    monkeypatch.setattr(url, "_judge_set", judge)
+    found = url.measure_url(TOY, 1)
+    assert found.metrics["missing_two"] == 1 and "own_two" not in found.metrics
+    assert "own_mean" not in found.metrics
+
+
+def test_a_constant_certainty_is_said():
+    pool = url.load_pool("generated:2", "")
+    p = estimator("feature-norm")(pool.features)(pool.features)
+    flat = p._replace(certainty=torch.ones(len(pool.labels)))
+    assert url.judge_own(pool, flat)["constant"] == 1
+    assert url.judge_own(pool, flat)["own"] == 0.5
+    assert url.judge_own(pool, p)["constant"] == 0
+
+
+def test_candidates_are_what_the_registry_builds():
+    pool = url.load_pool("generated:1", "")
+    found = url.candidates(TOY, pool.features)
+    for share in (0.04,):
+        for word, both in (("one", False), ("both", True)):
+            made = estimator("local-margin")(pool.features, share=share, both=both)
+            got = found[f"{word}-{share}"]
+            torch.testing.assert_close(got, made(pool.features).certainty)
+    assert len(found) == 1 + 2 * len(url.SHARES) + 4
+    assert all(len(v) == len(pool.labels) for v in found.values())
+
+
+def test_larger_sets_are_thinned_evenly():
+    whole, thin = (url.load_pool("generated:1", "", most=m) for m in (0, 50))
+    assert len(thin.labels) == 40 and thin.features.equal(whole.features[::3])
+
+
+def test_holm_is_stricter_than_each_and_laxer_than_all():
+    p = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5}
+    found = url.holm(p)
+    assert found == pytest.approx({"a": 0.04, "b": 0.09, "c": 0.09, "d": 0.5})
+    assert all(found[k] >= p[k] for k in p)
+    assert np.isfinite(list(found.values())).all()
+
+
+def test_every_estimator_has_a_row_for_each_upstream():
+    rows = experiments()["url"].rows
+    assert len(rows) == 2 * (len(url.FREE) + len(url.TRAINED))
+    assert experiments()["url"].seeds_of("ce-tiny") == (1, 2, 3, 4, 5)
+    assert experiments()["url"].seeds_of("energy-fine") == (1,)
