@@ -29,7 +29,7 @@ models: networks, encoders that return posteriors, frozen features
     networks encoders features
 the loop: training, heads on features, estimators
     watch devices checkpoints objectives two_kinds training pretraining heads loss_heads
-    sharing scikit estimators
+    sharing scikit estimators uncertainties
 judgement: how well it did, and how far to trust it
     metrics auroc grouping retrieval trust conformal protocols
 records: the ledger, published numbers with their verdicts, the registry of experiments
@@ -37,7 +37,7 @@ records: the ledger, published numbers with their verdicts, the registry of expe
 studies: what the book runs; nothing above imports them
     studies.*
 the surface: figures, tables, a user's own images, the command line
-    plots tables folder reproduction cli shipping
+    plots tables folder reproduction cli shipping benchmark
 
 Wrong on purpose, because it was published so: published.*
 """

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EXTRAS', 'COMMANDS', 'Parsers', 'list_experiments', 'show_row', 'parse_seeds', 'parse_count', 'in_one_line',
            'run_experiments', 'report', 'claims', 'reproduce', 'installed', 'device_name', 'doctor', 'list_data',
-           'data', 'copy_notebooks', 'embed_folder', 'train_a_head', 'rank_images', 'pretrained_heads',
-           'add_image_options', 'add_run_options', 'add_result_options', 'build_parser', 'main']
+           'data', 'copy_notebooks', 'embed_folder', 'train_a_head', 'rank_images', 'benchmark_folder',
+           'pretrained_heads', 'add_image_options', 'add_run_options', 'add_result_options', 'build_parser', 'main']
 
 # %% ../nbs/950_cli.ipynb #4f58eff4
 #| code-fold: true
@@ -415,6 +415,24 @@ def rank_images(args: argparse.Namespace) -> int:
     return 0
 
 
+def benchmark_folder(args: argparse.Namespace) -> int:
+    """Judge the certainties of a folder of images, and write a page."""
+    from pcl.benchmark import benchmark
+
+    with in_one_line():
+        found = benchmark(
+            args.folder, args.out, args.model, args.weights, args.size, args.batch_size
+        )
+    print(f"R@1 {found.recall:.3f} on {found.images} images, judged by {found.by}")
+    for s in found.scores:
+        value = f"{s.r_auroc.value:.3f} ± {s.r_auroc.error:.3f}"
+        print(f"{s.name:17s} R-AUROC {value}, without a tenth R@1 {s.rejected:.3f}")
+    for note in found.notes:
+        print(note, file=sys.stderr)
+    print(f"page: {args.out}")
+    return 0
+
+
 def pretrained_heads(args: argparse.Namespace) -> int:
     """List the recipes and the heads that are here, or make one."""
     from pcl.heads import read_card
@@ -447,35 +465,36 @@ def add_image_options(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     from pcl.features import DEFAULT_MODEL
     from pcl.folder import head_losses
 
-    parser = parsers["embed"]
-    parser.add_argument(
-        "folder",
-        metavar="FOLDER",
-        help="images, in one folder per class or in one flat folder",
-    )
-    parser.add_argument(
-        "--model",
-        default=DEFAULT_MODEL,
-        help="any model of timm (default %(default)s)",
-    )
-    parser.add_argument("--out", required=True, help="a .safetensors file")
-    parser.add_argument(
+    for name, out in (("embed", "a .safetensors file"), ("benchmark", "an .html file")):
+        parser = parsers[name]
+        parser.add_argument(
+            "folder",
+            metavar="FOLDER",
+            help="images, in one folder per class or in one flat folder",
+        )
+        parser.add_argument(
+            "--model",
+            default=DEFAULT_MODEL,
+            help="any model of timm (default %(default)s)",
+        )
+        parser.add_argument("--out", required=True, help=out)
+        parser.add_argument(
+            "--weights",
+            default="pretrained",
+            help="pretrained, random, or a file (default %(default)s)",
+        )
+        parser.add_argument(
+            "--size",
+            type=int,
+            help="side of the images in pixels (default the model's own)",
+        )
+        parser.add_argument("--batch-size", type=int, default=32)
+    parsers["embed"].add_argument(
         "--views",
         type=int,
         default=0,
         help="augmentations per image; 2 or more to train without labels",
     )
-    parser.add_argument(
-        "--weights",
-        default="pretrained",
-        help="pretrained, random, or a file (default %(default)s)",
-    )
-    parser.add_argument(
-        "--size",
-        type=int,
-        help="side of the images in pixels (default the model's own)",
-    )
-    parser.add_argument("--batch-size", type=int, default=32)
     parser = parsers["train-head"]
     parser.add_argument("features", metavar="FILE", help="what `pcl embed` wrote")
     parser.add_argument(
@@ -537,6 +556,7 @@ COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], int], str]] = {
     "embed": (embed_folder, "compute the features of a folder of images"),
     "train-head": (train_a_head, "train an uncertainty head on features"),
     "rank": (rank_images, "order images by their ambiguity"),
+    "benchmark": (benchmark_folder, "judge certainties on a folder of images"),
     "pretrained": (pretrained_heads, "list or make heads for pretrained networks"),
 }
 Parsers = Mapping[str, argparse.ArgumentParser]
