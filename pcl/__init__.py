@@ -37,7 +37,7 @@ records: the ledger, published numbers with their verdicts, the registry of expe
 studies: what the book runs; nothing above imports them
     studies.*
 the surface: figures, tables, a user's own images, the command line
-    plots tables folder reproduction cli shipping benchmark
+    plots tables folder shipping benchmark reproduction cli
 
 Wrong on purpose, because it was published so: published.*
 """
