@@ -186,7 +186,7 @@ def save_pretrained(
     weights = folder / "model.safetensors"
     save_head(head, weights, dtype)
     card = read_card(weights)
-    config = {
+    config: dict[str, Any] = {
         "model_type": _KINDS[card.get("kind", "posterior")],
         "weights": weights.name,
         "sha256": card["sha256"],

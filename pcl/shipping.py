@@ -149,7 +149,8 @@ def gather(
         x = set_features(source, model=backbone).data
         return Gathered(x, data.labels, data.classes)
     listing = find_images(source)
-    net, shown = frozen_backbone(160, backbone), SquareViews(_Opened(listing))
+    net = frozen_backbone(160, backbone)
+    shown: Any = SquareViews(_Opened(listing))
     key = fingerprint(listing.source, *listing.state)
     found = extract(net, shown, label=listing.source, key=key, dtype=np.float16)
     x = torch.from_numpy(found.astype(np.float32))
@@ -198,7 +199,7 @@ def _judged(head: LossHead, data: Gathered, backbone: str) -> dict[str, float]:
         "neighbour": nearest(data.x).cosines[:, 0],
         "energy": scores.logsumexp(-1),
     }
-    numbers = {}
+    numbers: dict[str, float] = {}
     for name, sure in rivals.items():
         found = url_score(data.x, sure, data.labels)
         numbers |= {f"{name} here": found.r_auroc.value}
@@ -229,10 +230,9 @@ def train_pretrained(
     data = gather(recipe.source if source is None else source, name)
     losses, kind = own_losses(data, name)
     said = recipe.source if source is None else source
-    named = {"backbone": name, "data": f"{said} ({kind} of its own classifier)"}
-    head = train_loss_head(
-        data.x, losses, **({"kind": "ranking", "seed": 1} | named | options)
-    )
+    named: dict[str, Any] = {"kind": "ranking", "seed": 1, "backbone": name}
+    named["data"] = f"{said} ({kind} of its own classifier)"
+    head = train_loss_head(data.x, losses, **(named | options))
     if own:
         head.card.metrics |= card_numbers(recipe)
         head.card.notes["measured"] = "recorded runs of this recipe, means over seeds"

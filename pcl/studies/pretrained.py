@@ -114,11 +114,10 @@ def load_frozen(
     source = (SETS | UPSTREAM)[name]
     title, _, split = source.partition(":")
     data = dataset(title).load(split)
-    votes = data.human.probs if data.human is not None else None
-    votes = load_cifar10h().probs if name == "cifar10" else votes
+    human = load_cifar10h() if name == "cifar10" else data.human
     rows = first_of_each(data.labels, n)
     x = set_features(source, model=backbone).data[rows]
-    return Frozen(x, data.labels[rows], None if votes is None else votes[rows])
+    return Frozen(x, data.labels[rows], None if human is None else human.probs[rows])
 
 
 @cache
@@ -337,9 +336,10 @@ def changed_set(
     rows = first_of_each(data.labels, n)
     images = ChangedImages([data.images[int(i)] for i in rows], change)
     key = repr((change, n, "tiny-imagenet:train"))
+    shown: Any = images
     found_x = extract(
         frozen_backbone(160, backbone),
-        images,
+        shown,
         label=f"tiny-imagenet-{change}",
         key=key,
         dtype=np.float16,
@@ -659,7 +659,7 @@ class Joint(Objective):
             for part in self.both(x, y)
         ]
         task, other = found
-        return float(nn.functional.cosine_similarity(*found, 0)), float(
+        return float(nn.functional.cosine_similarity(task, other, 0)), float(
             other.norm() / task.norm()
         )
 
