@@ -90,8 +90,8 @@ def _judged(
     if min(int(right.sum()), int((~right).sum())) < 2:
         share = float(right.double().mean())
         raise ValueError(
-            f"{share:.0%} of the answers are right: a certainty needs two right and two "
-            "wrong ones to be judged; use more images, or harder ones"
+            f"{share:.0%} of the answers are right: a certainty needs two "
+            "right and two wrong ones to be judged; use more images, or harder ones"
         )
     cosine = sure["neighbour-within"]
     scores = [_score(name, one, cosine, right, groups) for name, one in sure.items()]
@@ -203,8 +203,8 @@ def page(found: Judged) -> str:
         f"<h1>Does {escape(found.backbone)} know when it is wrong on {name}?</h1>"
         f"<p>{found.images} images, {what}. R@1 is {found.recall:.1%}.</p>{table}"
         "<p>R-AUROC is the probability that a right answer had more certainty than a "
-        "wrong one; 0.5 is chance. Errors are standard errors, over classes where there "
-        "are labels. None of these certainties was trained.</p>"
+        "wrong one; 0.5 is chance. Errors are standard errors, over classes "
+        "where there are labels. None of these certainties was trained.</p>"
         f"<ul>{notes}</ul></body></html>"
     )
 
