@@ -175,10 +175,10 @@ def save_pretrained(
         >>> sorted(path.name for path in folder.iterdir())
         ['README.md', 'config.json', 'model.json', 'model.safetensors']
     """
-    if not isinstance(head, UncertaintyHead):
+    if not isinstance(head, UncertaintyHead | LossHead):
         raise TypeError(
-            f"head must be an UncertaintyHead, got {type(head).__name__}: train_head "
-            "makes one"
+            f"head must be an UncertaintyHead or a LossHead, got "
+            f"{type(head).__name__}: train_head and train_loss_head make them"
         )
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():

@@ -78,7 +78,7 @@ POINTS = np.ones((6, 2))
         (lambda: clusters(POINTS, 2, starts=0), "starts be at least 1"),
         (lambda: HEAD(np.ones((2, 5))), "head.arrays"),
         (lambda: HEAD(torch.tensor(1.0)), "5 features in its last axis"),
-        (lambda: save_pretrained(ENCODER, "nowhere"), "must be an UncertaintyHead"),
+        (lambda: save_pretrained(ENCODER, "nowhere"), "must be an UncertaintyHead or a LossHead"),
         (lambda: look(ENCODER, drawn(0, 5)), "these not none"),
         (lambda: look(ENCODER, drawn(50, 5), torch.arange(3)), "got 3 and 50"),
     ],
