@@ -9,11 +9,19 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from torch.distributions import Distribution
 
 from pcl.catalogue.cifar10 import load_cifar10
 from pcl.datasets import DataError, ImageSet
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def checked_parameters() -> Iterator[None]:
+    """A compilation that fails leaves torch's checks off; the next test has them on."""
+    yield
+    Distribution.set_default_validate_args(True)
 
 
 @pytest.fixture(scope="session")

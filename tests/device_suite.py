@@ -301,10 +301,24 @@ CALLS: dict[str, Callable[..., object]] = {
     "sample_fisher_bingham": lambda loc, f, **_: f(3 * loc, -loc.abs(), torch.Generator().manual_seed(1)),
     "saddle_fisher_bingham": lambda loc, f, **_: f(3 * loc, -loc.abs()),
     "FisherBingham": lambda loc, f, **_: of_fisher_bingham(f(3 * loc, -loc.abs()), loc.flip(0)),
-    "fit_fisher_bingham": lambda loc, f, **_: [f(loc.detach(), 5).linear, f(loc.detach(), 5).quadratic],
+    "fit_fisher_bingham": lambda loc, f, **_: (lambda fit: [fit.linear, fit.quadratic])(f(directions(40).to(loc.device))),
     "log_product_kernel": lambda loc, kappa, f, **_: f(FisherBingham(3 * loc, -loc.abs()), VonMisesFisher(loc, kappa)),
     "parabola_log_normalizer": lambda kappa, f, **_: f(128, kappa),
     "PublishedELNivMF": lambda loc, f, **_: f(3, 5, n_samples=2).to(loc.device)(4 * loc, torch.zeros_like(loc[:, 0]).long()),
+    "PublishedProxyELK": lambda loc, f, **_: f(3, 5).to(loc.device)(
+        4 * loc, torch.zeros_like(loc[:, 0]).long()
+    ),
+    "PublishedProxyB": lambda loc, f, **_: f(3, 5).to(loc.device)(
+        4 * loc, torch.zeros_like(loc[:, 0]).long()
+    ),
+    "PublishedProxyKL": lambda loc, f, **_: f(3, 5).to(loc.device)(
+        4 * loc, torch.zeros_like(loc[:, 0]).long()
+    ),
+    "PublishedNivMF": lambda loc, f, **_: f(3, 5).to(loc.device)(
+        4 * loc, torch.zeros_like(loc[:, 0]).long()
+    ),
+    "ranking_as_printed": lambda cos, kappa, f, **_: f(cos, kappa.detach()),
+    "ranking_as_released": lambda cos, kappa, f, **_: f(cos, kappa.detach()),
     "log_anisotropic_pair": lambda loc, f, **_: f(9 * loc, 7 * loc.flip(0), 1 + loc[0].abs()),
     "quadratic_log_partition": lambda loc, f, **_: list(f(1 + loc[0].abs())),
     "AnInfoNCE": lambda f, **inputs: of_loss(lambda: f(5, normalised=True))(**inputs),

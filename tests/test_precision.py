@@ -204,9 +204,6 @@ def fresh_compiler():
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-    torch.distributions.Distribution.set_default_validate_args(
-        True
-    )  # a compilation that fails leaves it off
 
 
 @pytest.mark.parametrize(

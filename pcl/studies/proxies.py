@@ -671,7 +671,8 @@ def measure_proxies(
         metrics |= {f"chosen_{k}": float(v) for k, v in best._asdict().items()}
         made = train_by_proxies(s, data, rows, best.sharpness, best.lr, seed, device)
         net, loss = made.encoder.net, directions_of(made.loss)
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng([]):
+        torch.manual_seed(seed)  # some losses draw samples for their evidence
         z = apply(net.eval(), data.test, torch.arange(len(data.test_labels)))
         labels, found = data.test_labels, nearest(z, k=2)
         metrics |= judge_retrieval(z, labels, found.indices)
