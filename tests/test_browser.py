@@ -73,7 +73,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
         "goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"}
     )
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.set_page_load_timeout(60)
+    driver.set_page_load_timeout(300)
     yield driver
     driver.quit()
 
@@ -107,7 +107,7 @@ def open_page(browser: webdriver.Chrome, url: str) -> None:
                   typeset.then(() => { window.pclTypeset = true; });
               }
               return window.pclTypeset;"""
-    WebDriverWait(browser, 60).until(lambda b: b.execute_script(done))
+    WebDriverWait(browser, 300).until(lambda b: b.execute_script(done))
 
 
 def requests(browser: webdriver.Chrome) -> list[str]:
@@ -241,7 +241,7 @@ def themed(browser: webdriver.Chrome, theme: str) -> None:
 def test_no_serious_violation_of_accessibility_in_either_mode(
     browser: webdriver.Chrome, axe: str, page: str
 ) -> None:
-    browser.set_script_timeout(120)
+    browser.set_script_timeout(600)
     browser.get((HTML / f"{page}.html").as_uri())
     browser.execute_script(axe)
     themed(browser, "light")
@@ -313,7 +313,7 @@ def test_search_for_results_finds_what_holds(
     browser: webdriver.Chrome, site: str
 ) -> None:
     open_page(browser, f"{site}/search.html?q=results")
-    WebDriverWait(browser, 30).until(
+    WebDriverWait(browser, 300).until(
         lambda b: b.find_elements(
             By.CSS_SELECTOR, "#search-results li a[href*='020_what_holds']"
         )
@@ -323,7 +323,7 @@ def test_search_for_results_finds_what_holds(
 def test_the_book_opens_at_its_root_page(browser: webdriver.Chrome) -> None:
     open_page(browser, (HTML / "index.html").as_uri())
     root_page = (HTML / "nbs" / "intro.html").as_uri()
-    WebDriverWait(browser, 30).until(lambda b: b.current_url == root_page)
+    WebDriverWait(browser, 300).until(lambda b: b.current_url == root_page)
     foreign = [u for u in requests(browser) if not u.startswith(HTML.as_uri())]
     assert foreign == [] and console_errors(browser) == []
 
@@ -366,7 +366,7 @@ def test_chapter_offers_its_notebook_and_names_its_switch(
 
 def test_search_finds_the_loss_chapter(browser: webdriver.Chrome, site: str) -> None:
     open_page(browser, f"{site}/search.html?q=MCInfoNCE")
-    WebDriverWait(browser, 30).until(
+    WebDriverWait(browser, 300).until(
         lambda b: b.find_elements(By.CSS_SELECTOR, "#search-results li a")
     )
     found = [
