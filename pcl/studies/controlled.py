@@ -497,7 +497,7 @@ PATIENT: dict[str, Any] = {
     "kappa_from": 10 / 11,
     "mu_until": 10 / 11,
 }
-# Half as many steps, with the script's batches.
+# Half as many steps, with batches four times as large.
 FULL_BATCH: dict[str, Any] = {**PATIENT, "steps": 5500, "batch_size": 512}
 # Concentrations alone, as in the scripts' second phase, beside the true directions.
 TOLD: dict[str, Any] = {"kappa_from": 0.0, "mu_until": 0.0, "told_directions": True}
@@ -647,10 +647,8 @@ world_experiment(
         },
         # ten times the steps for directions, at the script's rate
         "ambiguous-as-published-patient": published_row(cpu=PATIENT, seeds=(4, 5, 6)),
-        # the same rate with the script's batches, four times as large
-        "ambiguous-as-published-full-batch": published_row(
-            cpu=FULL_BATCH, seeds=(4, 5, 6)
-        ),
+        # the script's rate and batches, in the seed whose directions are furthest off
+        "ambiguous-as-published-full-batch": published_row(cpu=FULL_BATCH, seeds=(5,)),
         # the second phase alone, with directions that are right
         "ambiguous-as-published-told": published_row(TOLD, **TOLD_SIZES),
         "clear-as-published-told": published_row(
