@@ -352,6 +352,15 @@ def test_figures_are_numbered_and_have_a_dark_version() -> None:
     assert light and {f"{stem}-dark" for stem in light} <= drawn
 
 
+def test_every_page_with_its_pictures_is_under_two_megabytes() -> None:
+    for page in pages():
+        path = HTML / page
+        text = path.read_text(encoding="utf-8")
+        own = set(re.findall(r'src="([^"]*_images/[^"]+)"', text))
+        sizes = [p.stat().st_size for p in (path, *(path.parent / o for o in own))]
+        assert sum(sizes) < 2e6, page
+
+
 def test_a_dark_page_shows_drawings_without_a_card(browser: webdriver.Chrome) -> None:
     browser.get((HTML / "nbs" / "020_what_holds.html").as_uri())
     themed(browser, "dark")
