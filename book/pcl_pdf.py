@@ -52,6 +52,7 @@ ONLY_ARTICLE = """const [styles, part, before] = arguments;
         fold.replaceWith(...(drawn ? [] : [make('p', 'pcl-named', line)]),
                          ...(code ? [] : inside));
     }
+    if (location.pathname.includes('/reference/')) article.classList.add('pcl-reference');
     if (part) article.prepend(make('p', 'pcl-part', part));
     const anchors = document.createElement('div');
     anchors.hidden = true;
