@@ -15,13 +15,14 @@ BOOK ?= 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup reproduce test lint unit book pages chapter export changelog data serve bench peers clean
+.PHONY: help setup reproduce test lint unit book pages pdf chapter export changelog data serve bench peers clean
 
 help:
 	@echo "make reproduce  set up, train two runs, print one screen of verdicts, build the book (BOOK=0 skips it)"
 	@echo "make test       set up, then every check: lint, types, book with its notebooks, unit and browser tests"
 	@echo "make book       build the book: every chapter runs, every warning is an error"
 	@echo "make pages      build the book, running only chapters whose code, library or ledger changed"
+	@echo "make pdf        print the built book into one PDF, through Chromium"
 	@echo "make chapter N=260  export, then run and render that one chapter"
 	@echo "make export     format and clean the chapters, and write pcl/ from them"
 	@echo "make changelog  move the fragments in changes/ into CHANGELOG.md, at a release"
@@ -60,6 +61,9 @@ book: $(READY)
 pages: $(READY)
 	PCL_REUSE=1 $(BIN)/jupyter-book build -W --keep-going .
 	@echo "The book is at $(CURDIR)/$(PAGE)"
+
+pdf: $(READY) $(PAGE)
+	$(BIN)/python book/pcl_pdf.py
 
 export: $(READY)
 	$(BIN)/ruff format -q nbs

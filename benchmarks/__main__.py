@@ -15,6 +15,7 @@ from benchmarks import (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_pages,
     bench_proxies,
     bench_vmf,
     dispatch,
@@ -32,6 +33,7 @@ MODULES = (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_pages,
     bench_proxies,
     bench_embed,
 )

@@ -30,6 +30,11 @@ ONLINE_ONLY = re.compile(
     r'^.*(?:<link rel="preload" as="font"|THEBE_JS_URL|sphinx-thebe\.).*\n',
     re.MULTILINE,
 )
+# What opens a branch of the side bar has a name for those who do not see the arrow.
+NAMELESS = (
+    '<summary><span class="toctree-toggle"',
+    '<summary aria-label="Pages below"><span class="toctree-toggle"',
+)
 NUMBER = re.compile(r"nbs/(\d{3})_")
 INDEX = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -224,9 +229,8 @@ def on_build_finished(app: Any, exception: Exception | None) -> None:
         )
         (Path(app.outdir) / "index.html").write_text(index, encoding="utf-8")
     for page in Path(app.outdir).rglob("*.html"):
-        page.write_text(
-            ONLINE_ONLY.sub("", page.read_text(encoding="utf-8")), encoding="utf-8"
-        )
+        text = ONLINE_ONLY.sub("", page.read_text(encoding="utf-8"))
+        page.write_text(text.replace(*NAMELESS), encoding="utf-8")
 
 
 def setup(app: Any) -> dict[str, bool]:

@@ -23,7 +23,12 @@ EMBEDDED = re.compile(r"(<image\b[^>]*>)", re.DOTALL)
 PICTURE = re.compile(
     r'<img\b(?P<head>[^>]*?)\ssrc="(?P<stem>[^"]*_images/[^"]+)\.svg"(?P<tail>[^>]*)>'
 )
-TOGGLE = '<summary aria-label="Toggle hidden content">'
+# What screen readers would stumble over: a name that hides the line it names, a list
+# without items.
+MENDED = {
+    '<summary aria-label="Toggle hidden content">': "<summary>",
+    '<div role="list" class="citation-list">': '<div class="citation-list">',
+}
 LEAST = 0.5  # lightness of a colour on a dark page
 CITE = (
     '<p class="pcl-cite">Cite this page: {author}. <cite>{title}</cite>. In {book}, '
@@ -95,7 +100,9 @@ def on_page(
     """Complete the body of a page before it is written."""
     if doctree is None or "body" not in context:
         return
-    body = context["body"].replace(TOGGLE, "<summary>")
+    body = context["body"]
+    for found, better in MENDED.items():
+        body = body.replace(found, better)
     body = PICTURE.sub(two_pictures, body)
     context["body"] = body + cite_line(app, context.get("title", name))
 

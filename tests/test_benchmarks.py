@@ -31,6 +31,7 @@ from benchmarks import (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_pages,
     bench_proxies,
     bench_vmf,
     dispatch,
@@ -48,6 +49,7 @@ MODULES = (
     bench_kernels,
     bench_losses,
     bench_metrics,
+    bench_pages,
     bench_proxies,
     bench_embed,
 )

@@ -45,5 +45,6 @@
   }
   addEventListener("load", mark);
   addEventListener("resize", mark);
+  new MutationObserver(mark).observe(document.documentElement, { attributeFilter: ["data-theme"] });
   window.MathJax?.startup?.promise?.then(mark);
 })();
