@@ -10,7 +10,7 @@ __all__ = ['KINDS', 'FIGURE_5', 'SMOKE_PROXIES', 'PAPER_PROXIES', 'ZeroShot', 's
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -369,12 +369,20 @@ def apply(net: nn.Module, view: Any, rows: Tensor) -> Tensor:
     return torch.cat([net(take(view, block)).float() for block in rows.split(500)])
 
 
+@lru_cache(maxsize=4)
+def _axes(content: bytes, width: int) -> Tensor:  # (width, width), by variance
+    """Principal axes of features: every loss and trial asks for the same ones."""
+    features = torch.frombuffer(bytearray(content), dtype=torch.float32)
+    features = features.view(-1, width).double()
+    return torch.linalg.eigh(torch.cov(features.T))[1].float()
+
+
 @torch.no_grad()
 def start_embedding(made: Embedding, features: Tensor, kappa: float) -> None:
     """Start at the principal axes, with outputs of the median length kappa."""
     dim, mean = made.line.out_features, features.mean(0)
-    _, axes = torch.linalg.eigh(torch.cov(features.double().T))
-    weight = axes[:, -dim:].T.float()
+    axes = _axes(features.contiguous().numpy().tobytes(), features.shape[1])
+    weight = axes[:, -dim:].T
     length = ((features - mean) @ weight.T).norm(dim=1).median()
     made.line.weight.copy_(weight / length)
     made.line.bias.copy_(-weight @ mean / length)
@@ -637,7 +645,8 @@ def _searched(settings: ProxySettings) -> ProxySettings:
     """The settings whose search serves: rows that differ in nothing else share one."""
     s = settings
     start = s.one_start if s.released else True
-    return replace(s, omega=1.0, n_samples=5, one_start=start, cut_norm=False)
+    same = replace(s, omega=1.0, n_samples=5, one_start=start, cut_norm=False)
+    return replace(same, clustered=0)
 
 
 def measure_proxies(
