@@ -203,7 +203,7 @@ class ProxySettings:
     """Pictures, an embedding, a loss on proxies, and a training.
 
     Args:
-        source (str): cars196, omniglot, generated
+        source (str): cars196, omniglot, cifar10n, generated
         backbone (str)
         side (int): pixels
         n_views (int): of a training image: whole, and a crop; 3: and another
@@ -226,7 +226,7 @@ class ProxySettings:
         clustered (int): seeds that are clustered, too: it takes longer than the rest
     """
 
-    source: str = "cub200"  # cars196, omniglot, generated
+    source: str = "cub200"  # cars196, omniglot, cifar10n, generated
     backbone: str = DEFAULT_MODEL
     side: int = 160  # pixels
     n_views: int = 2  # of a training image: whole, and a crop; 3: and another
@@ -747,6 +747,8 @@ def proxy_rows(
     for loss in FIGURE_5:
         own = make_row({"loss": loss, **released}, **where, seeds=(1, 2, 3))
         rows[f"{name}-{loss}-as-published"] = own
+    cold = {"loss": "cos", "one_start": False}  # of what is released the start alone
+    rows[f"{name}-cos-cold"] = make_row(cold, **where, seeds=(1, 2, 3))
     return rows
 
 
