@@ -875,7 +875,7 @@ register(
                 "trained": "stage",
                 "steps": 150,
                 "batch_size": 64,
-                "rates": "1e-4",
+                "rates": "1e-5 3e-5",
                 "clustered": 0,
             },
             "paper": PAPER_PROXIES,
