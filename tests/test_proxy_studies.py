@@ -31,7 +31,7 @@ from pcl.studies.proxies import (
     train_by_proxies,
     within,
 )
-from pcl.studies.proxy_posterior import calibration_gap
+from pcl.studies.proxy_posterior import calibration_gap, fifths, load_noisy
 
 SMALL = Job("proxies", "cub-cos", "smoke", 1)
 
@@ -192,3 +192,21 @@ def test_beliefs_that_are_certain_and_wrong_have_the_largest_gap() -> None:
     sure, wrong = torch.ones(30), torch.zeros(30, dtype=torch.bool)
     assert calibration_gap(sure, wrong) == pytest.approx(1.0)
     assert calibration_gap(sure, ~wrong) == pytest.approx(0.0)
+
+
+def test_fifths_of_the_length_tell_right_from_wrong_labels() -> None:
+    length = torch.arange(1.0, 101.0)
+    good = torch.arange(100) % 2 == 0
+    pull = torch.where(good, 1.0, length)
+    found = fifths(pull, length, good)
+    assert found["right"] == pytest.approx([1 / float(pull.mean())] * 5)
+    parts = length.split(20)
+    wanted = [float(part[1::2].mean() / pull.mean()) for part in parts]
+    assert found["wrong"] == pytest.approx(wanted)
+
+
+def test_a_quarter_of_the_generated_labels_is_wrong() -> None:
+    data, clean = load_noisy("generated", "any", 160)
+    wrong = data.labels != clean
+    assert wrong.tolist() == (torch.arange(len(clean)) % 4 == 0).tolist()
+    assert set(data.labels.tolist()) == set(clean.tolist())
