@@ -13,6 +13,7 @@ from pcl.datasets import DataError
 from pcl.estimators import estimator
 from pcl.experiments import experiments
 from pcl.metrics import hits_at_k
+from pcl.published.estimators import RELEASED
 from pcl.studies import url
 
 TOY = url.UrlSettings("ce", "generated", trials=2, steps=4, dim=4, hidden=8, most=0)
@@ -34,8 +35,8 @@ def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(url, "load_pool", load)
     url._validation_hits.cache_clear()
     yield asked
-    url._validation_hits.cache_clear()
-    url.search.cache_clear()
+    for kept in (url._validation_hits, url.search, url.fixed_hits, url._cosine):
+        kept.cache_clear()
 
 
 def test_upstream_and_validation_have_the_classes_that_are_stated(named):
@@ -161,6 +162,28 @@ def test_holm_is_stricter_than_each_and_laxer_than_all():
 
 def test_every_estimator_has_a_row_for_each_upstream():
     rows = experiments()["url"].rows
-    assert len(rows) == 2 * (len(url.FREE) + len(url.TRAINED))
+    all_of_them = (*url.FREE, *url.TRAINED)
+    for upstream in ("tiny", "fine"):
+        assert {f"{e}-{upstream}" for e in all_of_them} <= rows.keys()
+        assert {f"{e}-{upstream}-as-published" for e in RELEASED} <= rows.keys()
+    larger = {e for e in all_of_them if f"{e}-tiny-lite2" in rows}
+    assert larger == set(all_of_them) - set(url.VIEWED)  # one view of each image
+    assert len(rows) == 2 * (len(all_of_them) + len(RELEASED)) + len(larger)
     assert experiments()["url"].seeds_of("ce-tiny") == (1, 2, 3, 4, 5)
     assert experiments()["url"].seeds_of("energy-fine") == (1,)
+
+
+@pytest.mark.parametrize("name", ["ce", "nivmf"])
+def test_a_released_row_searches_the_same_trials_with_another_estimator(name):
+    right = replace(TOY, estimator=name)
+    both = [url.search(replace(right, released=r)) for r in (False, True)]
+    assert both[0].trials == both[1].trials
+    assert both[0].scores != both[1].scores
+
+
+def test_a_row_with_one_view_of_two_sets_reads_no_other(named):
+    one = replace(TOY, upstream="tiny", sets="cub cars", crops=False, estimator="elk")
+    found = url.measure_url(replace(one, curve=False), 1)
+    asked = [source for source in named if source in url.HUMAN.values()]
+    assert set(asked) == {"cub200:test", "cars196:test"}
+    assert "own_mean" in found.metrics and "crop_cub" not in found.metrics
