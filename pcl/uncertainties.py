@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class Recipe:
         steps (int)
         rate (float): the largest learning rate
         batch_size (int)
+        trunk (Callable[[int], nn.Module] | None): to the hidden layer; None: linear
     """
 
     dim: int = 64  # of the embedding
@@ -54,6 +56,7 @@ class Recipe:
     steps: int = 200
     rate: float = 1e-3  # the largest learning rate
     batch_size: int = 128
+    trunk: Callable[[int], nn.Module] | None = None  # to the hidden layer; None: linear
 
 
 RECIPE = Recipe()
@@ -84,7 +87,8 @@ class Adapter(nn.Module):
         least = 0.1 * typical if typical > 0 else torch.ones_like(typical)
         self.register_buffer("mean", features.mean(0))
         self.register_buffer("scale", spread.clamp_min(least))
-        inner = [nn.Linear(features.shape[1], recipe.hidden), nn.LeakyReLU()]
+        linear = partial(nn.Linear, features.shape[1])
+        inner = [(recipe.trunk or linear)(recipe.hidden), nn.LeakyReLU()]
         inner += [] if between is None else [between]
         self.net = nn.Sequential(*inner, nn.Linear(recipe.hidden, recipe.dim))
 
