@@ -27,7 +27,8 @@ def test_errors_of_what_is_left_are_those_of_safe_retrieval(
     data: Frozen, per_class: bool
 ) -> None:
     sure = torch.rand(240, generator=torch.Generator().manual_seed(1))
-    found = pretrained_uses.safe_errors(data, {"one": sure}, 0.2)
+    ranked = pretrained_uses.rank_neighbours(data, 0.2)
+    found = pretrained_uses.safe_errors(ranked, data.labels, {"one": sure}, 0.2)
     want = safe_retrieval(data.x, sure, data.labels, 0.2, 0.2, per_class=per_class)
     end = "_per_class" if per_class else ""
     for part in ("reject", "clean", "both"):
@@ -37,17 +38,20 @@ def test_errors_of_what_is_left_are_those_of_safe_retrieval(
 
 def test_a_whole_class_may_be_cleaned_away(data: Frozen) -> None:
     sure = (data.labels > 0).float()  # the forty least certain are one class
-    found = pretrained_uses.safe_errors(data, {"one": sure}, 1 / 6)
+    ranked = pretrained_uses.rank_neighbours(data, 1 / 6)
+    found = pretrained_uses.safe_errors(ranked, data.labels, {"one": sure}, 1 / 6)
     want = safe_retrieval(data.x, sure, data.labels, 1 / 6, 1 / 6)
     assert found["one_clean"] == pytest.approx(1 - want.clean)
     near = torch.zeros(3, 1, dtype=torch.long)
+    few = pretrained_uses.Ranked(near, near == 1)
     with pytest.raises(ValueError, match="one neighbour that stays"):
-        pretrained_uses.left_out(near, near == 1, torch.tensor([False, True, True]))
+        pretrained_uses.left_out(few, torch.tensor([False, True, True]))
 
 
 def test_chance_has_the_expectation_that_is_stated(data: Frozen) -> None:
-    found = pretrained_uses.random_errors(data, 0.1, 400, seed=0)
-    full = float((pretrained_uses.neighbours_left(data, 0.1)[1][:, 0]).double().mean())
+    ranked = pretrained_uses.rank_neighbours(data, 0.1)
+    found = pretrained_uses.random_errors(ranked, 0.1, 400, seed=0)
+    full = float(ranked.wrong[:, 0].double().mean())
     for part, want in (("reject", full), ("clean", found["random_clean_expected"])):
         error = found[f"random_{part}_spread"] / math.sqrt(400)
         assert abs(found[f"random_{part}"] - want) < 3.5 * error
