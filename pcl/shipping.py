@@ -79,7 +79,11 @@ RECIPES = {
         row="default",
         sha256="c6bd044ac47f055df763d3ac890da45b3bd99d096438a9e848e1669b3e06ae3d",
     ),
-    "tf_efficientnet_lite2": Recipe("tf_efficientnet_lite2", row="lite2"),
+    "tf_efficientnet_lite2": Recipe(
+        "tf_efficientnet_lite2",
+        row="lite2",
+        sha256="8ad7e1851314a9c82e70dfedcaeed83ec9d08362a07c6efc54748bfff6cb736f",
+    ),
     "resnet50_v1": Recipe("resnet50_v1"),
 }
 

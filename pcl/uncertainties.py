@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['RECIPE', 'EXACT', 'ELEVEN', 'CROWD', 'Recipe', 'Adapter', 'seeded', 'fit', 'numbered', 'labelled', 'negentropy',
-           'Classifier', 'by_ce', 'paired', 'by_infonce', 'posteriors', 'by_mcinfonce', 'by_elk', 'by_nivmf', 'Matches',
-           'by_hib', 'Heteroscedastic', 'by_het_xl', 'SpectralBound', 'RandomFeatures', 'by_sngp', 'PredictLoss',
-           'by_losspred', 'agreement', 'Committee', 'by_ensemble', 'MaskedDropout', 'fit_dropout', 'by_mcdropout',
-           'fit_posterior', 'by_posterior', 'by_pair', 'by_neighbour_within', 'by_energy', 'by_margin']
+           'Classifier', 'told_apart', 'by_ce', 'paired', 'by_infonce', 'posteriors', 'by_mcinfonce', 'by_elk',
+           'by_nivmf', 'Matches', 'by_hib', 'Heteroscedastic', 'by_het_xl', 'SpectralBound', 'RandomFeatures',
+           'by_sngp', 'PredictLoss', 'by_losspred', 'agreement', 'Committee', 'by_ensemble', 'MaskedDropout',
+           'fit_dropout', 'by_mcdropout', 'fit_posterior', 'by_posterior', 'by_pair', 'by_neighbour_within',
+           'by_energy', 'by_margin']
 
 # %% ../nbs/630_estimators_of_url.ipynb #630c0003
 #| code-fold: true
@@ -15,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +48,7 @@ class Recipe:
         steps (int)
         rate (float): the largest learning rate
         batch_size (int)
+        trunk (Callable[[int], nn.Module] | None): to the hidden layer; None: linear
     """
 
     dim: int = 64  # of the embedding
@@ -53,6 +56,7 @@ class Recipe:
     steps: int = 200
     rate: float = 1e-3  # the largest learning rate
     batch_size: int = 128
+    trunk: Callable[[int], nn.Module] | None = None  # to the hidden layer; None: linear
 
 
 RECIPE = Recipe()
@@ -83,7 +87,8 @@ class Adapter(nn.Module):
         least = 0.1 * typical if typical > 0 else torch.ones_like(typical)
         self.register_buffer("mean", features.mean(0))
         self.register_buffer("scale", spread.clamp_min(least))
-        inner = [nn.Linear(features.shape[1], recipe.hidden), nn.LeakyReLU()]
+        linear = partial(nn.Linear, features.shape[1])
+        inner = [(recipe.trunk or linear)(recipe.hidden), nn.LeakyReLU()]
         inner += [] if between is None else [between]
         self.net = nn.Sequential(*inner, nn.Linear(recipe.hidden, recipe.dim))
 
@@ -173,31 +178,37 @@ class Classifier(nn.Module):
         return self.last(self.embed(x))
 
 
+def told_apart(
+    net: nn.Module,
+    smoothing: float,  # of the labels; 0.1 in the released runs
+) -> Classify:
+    """A classifier's cross-entropy, with labels as they are or smoothed.
+
+    Args:
+        net (nn.Module)
+        smoothing (float): of the labels; 0.1 in the released runs
+    """
+
+    def loss(scores: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(scores, target, label_smoothing=smoothing)
+
+    return Classify(net, loss)
+
+
 @register_estimator("ce", needs_labels=True)
 def by_ce(
     features: Tensor,
     labels: Tensor,
     seed: int = 0,
     recipe: Recipe = RECIPE,
-    smoothing: float = 0.0,  # of the labels; 0.1 in the released runs
+    smoothing: float = 0.0,
 ) -> Estimator:
-    """Minus the entropy of a classifier with one hidden layer.
-
-    Args:
-        features (Tensor)
-        labels (Tensor)
-        seed (int)
-        recipe (Recipe)
-        smoothing (float): of the labels; 0.1 in the released runs
-    """
+    """Minus the entropy of a classifier with one hidden layer."""
     kinds, n_classes = numbered(labels)
     with seeded(seed):
         net = Classifier(Adapter(features, recipe), recipe.dim, n_classes)
-
-    def loss(scores: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(scores, target, label_smoothing=smoothing)
-
-    fit(Classify(net, loss), labelled(features, kinds), len(features), recipe, seed)
+    objective = told_apart(net, smoothing)
+    fit(objective, labelled(features, kinds), len(features), recipe, seed)
 
     def predict(x: Tensor) -> Prediction:
         e = net.embed(x)
@@ -286,6 +297,7 @@ def by_mcinfonce(
     temperature: float = 16.0,
     kappa: float = 100.0,  # at the start, above 1
     n_samples: int = 16,
+    loss: Callable[[float, int], nn.Module] = MCInfoNCE,
 ) -> Estimator:
     """The concentration of posteriors that learned from samples of pairs.
 
@@ -298,9 +310,10 @@ def by_mcinfonce(
         temperature (float)
         kappa (float): at the start, above 1
         n_samples (int)
+        loss (Callable[[float, int], nn.Module])
     """
     encoder = posteriors(features, recipe, seed, kappa)
-    objective = Contrast(encoder, MCInfoNCE(temperature, n_samples))
+    objective = Contrast(encoder, loss(temperature, n_samples))
     fit(objective, paired(features, labels, views), len(features), recipe, seed)
     return _by_encoder(encoder)
 
@@ -390,13 +403,21 @@ class Matches(nn.Module):
         self.offset = nn.Parameter(torch.tensor(float(offset)))
         self.n_samples = n_samples
 
+    def draw(self, q: VonMisesFisher) -> Tensor:  # (S, B, D)
+        """Samples of the posteriors.
+
+        Returns:
+            Tensor: (S, B, D)
+        """
+        return q.rsample((self.n_samples,))
+
     def log_match(self, q: VonMisesFisher) -> tuple[Tensor, Tensor]:  # (B, B) each
         """Log probabilities that two items match, and that they do not.
 
         Returns:
             tuple[Tensor, Tensor]: (B, B) each
         """
-        z = q.rsample((self.n_samples,))
+        z = self.draw(q)
         score = self.log_slope.exp() * z @ z.mT + self.offset
         both = (F.logsigmoid(score), F.logsigmoid(-score))
         one, other = (s.logsumexp(0) - math.log(self.n_samples) for s in both)
@@ -420,6 +441,7 @@ def by_hib(
     offset: float = 0.0,  # b
     kappa: float = 100.0,
     n_samples: int = 16,
+    loss: type[Matches] = Matches,
 ) -> Estimator:
     """The concentration by probabilities that two items match.
 
@@ -432,6 +454,7 @@ def by_hib(
         offset (float): b
         kappa (float)
         n_samples (int)
+        loss (type[Matches])
     """
     kinds, _ = numbered(labels)
     encoder = posteriors(features, recipe, seed, kappa)
@@ -442,8 +465,7 @@ def by_hib(
         items = torch.cat([first, second])[:n]  # every item has a partner but one
         return features[items], kinds[items]
 
-    loss = Matches(temperature, offset, n_samples)
-    objective = ByLabel(encoder, loss)
+    objective = ByLabel(encoder, loss(temperature, offset, n_samples))
     fit(objective, draw, len(features) // 2 * 2, recipe, seed)
     return _by_encoder(encoder)
 
@@ -521,6 +543,7 @@ def by_het_xl(
     scale: float = 0.1,  # of the covariance
     by: str = "entropy",  # or det
     n_samples: int = 16,
+    smoothing: float = 0.0,
     net: type[Heteroscedastic] = Heteroscedastic,
 ) -> Estimator:
     """Minus the entropy under noise, or minus its log determinant.
@@ -533,6 +556,7 @@ def by_het_xl(
         scale (float): of the covariance
         by (str): or det
         n_samples (int)
+        smoothing (float)
         net (type[Heteroscedastic])
     """
     det = lookup("certainty", by, {"entropy": False, "det": True})
@@ -540,7 +564,8 @@ def by_het_xl(
     with seeded(seed):
         body = Adapter(features, recipe)
         made = net(body, recipe.dim, n_classes, scale, n_samples, seed)
-    fit(Classify(made), labelled(features, kinds), len(features), recipe, seed)
+    objective = told_apart(made, smoothing)
+    fit(objective, labelled(features, kinds), len(features), recipe, seed)
 
     def predict(x: Tensor) -> Prediction:
         e, logits = made.embed(x), made(x)
@@ -636,6 +661,7 @@ def by_sngp(
     length: float = 0.5,  # scale of the kernel, over the typical length of h
     width: int = 512,  # M, random features
     by: str = "entropy",  # or variance
+    smoothing: float = 0.0,
     net: type[RandomFeatures] = RandomFeatures,
 ) -> Estimator:
     """Minus the entropy of a classifier that knows where it was trained.
@@ -649,6 +675,7 @@ def by_sngp(
         length (float): scale of the kernel, over the typical length of h
         width (int): M, random features
         by (str): or variance
+        smoothing (float)
         net (type[RandomFeatures])
     """
     spread = lookup("certainty", by, {"entropy": False, "variance": True})
@@ -660,7 +687,8 @@ def by_sngp(
                 limit = SpectralBound(layer.weight, bound)
                 nn.utils.parametrize.register_parametrization(layer, "weight", limit)
         made = net(body, recipe.dim, n_classes, width, length)
-    fit(Classify(made), labelled(features, kinds), len(features), recipe, seed)
+    objective = told_apart(made, smoothing)
+    fit(objective, labelled(features, kinds), len(features), recipe, seed)
     made.see(features)
 
     def predict(x: Tensor) -> Prediction:
@@ -791,6 +819,7 @@ def by_ensemble(
     recipe: Recipe = RECIPE,
     by: str = "entropy",  # or jsd
     n_members: int = 10,
+    smoothing: float = 0.0,
 ) -> Estimator:
     """Whether ten classifiers on one embedding agree.
 
@@ -801,11 +830,13 @@ def by_ensemble(
         recipe (Recipe)
         by (str): or jsd
         n_members (int)
+        smoothing (float)
     """
     kinds, n_classes = numbered(labels)
     with seeded(seed):
         net = Committee(Adapter(features, recipe), recipe.dim, n_classes, n_members)
-    fit(Classify(net), labelled(features, kinds), len(features), recipe, seed)
+    objective = told_apart(net, smoothing)
+    fit(objective, labelled(features, kinds), len(features), recipe, seed)
 
     def predict(x: Tensor) -> Prediction:
         e = net.embed(x)
@@ -832,7 +863,12 @@ class MaskedDropout(nn.Module):
 
 
 def fit_dropout(
-    features: Tensor, labels: Tensor, seed: int, recipe: Recipe, rate: float
+    features: Tensor,
+    labels: Tensor,
+    seed: int,
+    recipe: Recipe,
+    rate: float,
+    smoothing: float = 0.0,
 ) -> tuple[Classifier, MaskedDropout, MaskedDropout]:
     """A classifier, and its dropout of the hidden layer and of the embedding."""
     kinds, n_classes = numbered(labels)
@@ -840,7 +876,8 @@ def fit_dropout(
     with seeded(seed):
         body = nn.Sequential(Adapter(features, recipe, inner), outer)
         net = Classifier(body, recipe.dim, n_classes)
-    fit(Classify(net), labelled(features, kinds), len(features), recipe, seed)
+    objective = told_apart(net, smoothing)
+    fit(objective, labelled(features, kinds), len(features), recipe, seed)
     return net, inner, outer
 
 

@@ -24,7 +24,9 @@ from pcl.marginal import log_marginal
 from pcl.names import UnknownName
 from pcl.proxies import ProxyELK, ProxyELNivMF
 from pcl.published.estimators import (
+    RELEASED,
     PublishedHeteroscedastic,
+    PublishedMatches,
     PublishedRandomFeatures,
     RoundNivMF,
     dropout_as_published,
@@ -517,3 +519,25 @@ def test_a_margin_is_over_the_crowds_of_both_partners(data):
     for wrong in (0.0, 1.0, -0.1):
         with pytest.raises(ValueError, match="share must lie"):
             by_margin(features, share=wrong)
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_released_form_learns_otherwise_than_its_formula(data, name):
+    features, labels, x = data
+    right, released = (
+        how(features, labels, recipe=TINY)(x)
+        for how in (estimator(name), RELEASED[name])
+    )
+    assert released.certainty.shape == (7,) and bool(
+        released.certainty.isfinite().all()
+    )
+    assert not right.certainty.equal(released.certainty)
+
+
+def test_a_released_match_keeps_its_slope_and_draws_by_the_usual_rule():
+    loss = PublishedMatches(8.0, 0.0, 500)
+    assert not any(p.requires_grad for p in loss.parameters())
+    q = VonMisesFisher(torch.eye(64)[:1], torch.tensor([16.0]))
+    torch.manual_seed(0)
+    along = [float(m.draw(q)[..., 0].mean()) for m in (Matches(8.0, 0.0, 500), loss)]
+    assert along[1] < along[0] - 0.1

@@ -3,6 +3,8 @@ what its card says, and what is answered where there is none."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,9 +21,10 @@ from pcl.cli import main
 from pcl.datasets import generated_images
 from pcl.features import Backbone
 from pcl.heads import HeadError, export_head, read_card
-from pcl.loss_heads import LossHead
+from pcl.ledger import Runs, latest, read
+from pcl.loss_heads import LossHead, load_loss_head, train_loss_head
 from pcl.networks import small_resnet
-from pcl.sharing import export_onnx
+from pcl.sharing import export_onnx, save_pretrained
 
 NAME = "tf_efficientnet_lite0"
 
@@ -104,24 +107,50 @@ def test_classes_of_imagenet_give_losses(folder: Path) -> None:
     np.testing.assert_allclose(other, -(p * p.log()).sum(-1), rtol=1e-5)
 
 
-def test_files_leave_with_the_same_numbers(folder: Path, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    shipping.train_pretrained(
-        NAME, str(folder), tmp_path / "heads", steps=4, hidden=16, batch_size=16
-    )
-    head = shipping.pretrained(NAME, tmp_path / "heads").head
-    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+ELSEWHERE = """
+import sys
+sys.modules["pcl"] = None  # from here on `import pcl` fails
+import numpy as np, onnxruntime, torch
+x = np.load("x.npy")
+(found,) = torch.export.load("head.pt2").module()(torch.from_numpy(x))
+session = onnxruntime.InferenceSession("head.onnx", providers=["CPUExecutionProvider"])
+(there,) = session.run(None, {"features": x})
+np.savez("found.npz", export=found.detach().numpy(), onnx=there)
+assert not [name for name in sys.modules if name.startswith("pcl.")]
+"""
+
+
+@pytest.fixture(params=["as large as a real one", "the one on this machine"])
+def shipped(request: pytest.FixtureRequest, tmp_path: Path) -> LossHead:
+    """A head from its files in half precision."""
+    if request.param == "the one on this machine":
+        weights = shipping.head_folder(NAME) / "model.safetensors"
+        if not weights.exists():
+            pytest.skip(f"no head here: pcl pretrained --train {NAME}")
+        return load_loss_head(weights, backbone=NAME)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand(200, 1280, generator=rng)
+    made = train_loss_head(x, x[:, 0], "ranking", steps=5, backbone=NAME)
+    save_pretrained(made, tmp_path / "real", dtype=torch.float16)
+    return load_loss_head(tmp_path / "real" / "model.safetensors", backbone=NAME)
+
+
+def test_a_head_leaves_with_the_same_numbers(shipped: LossHead, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    rng = torch.Generator().manual_seed(1)
+    x = torch.rand(50, 1280, generator=rng)
     with torch.no_grad():
-        want = head(x)
-    export_head(head, tmp_path / "head.pt2")
-    (found,) = torch.export.load(tmp_path / "head.pt2").module()(x)
-    np.testing.assert_allclose(found.detach(), want, rtol=1e-6)
-    export_onnx(head, tmp_path / "head.onnx")
-    session = onnxruntime.InferenceSession(
-        tmp_path / "head.onnx", providers=["CPUExecutionProvider"]
-    )
-    (there,) = session.run(None, {"features": x.numpy()})
-    np.testing.assert_allclose(there, want, rtol=1e-5)
+        want = shipped(x)
+    np.save(tmp_path / "x.npy", x.numpy())
+    export_head(shipped, tmp_path / "head.pt2")
+    export_onnx(shipped, tmp_path / "head.onnx")
+    words = [sys.executable, "-c", ELSEWHERE]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = np.load(tmp_path / "found.npz")
+    assert len(want.unique()) > 40
+    np.testing.assert_allclose(found["export"], want, rtol=1e-6)
+    np.testing.assert_allclose(found["onnx"], want, rtol=1e-5)
 
 
 def test_card_numbers_are_those_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +169,17 @@ def test_card_numbers_are_those_of_the_ledger(monkeypatch: pytest.MonkeyPatch) -
     want = {"R-AUROC cub": 0.6, "error cub": 0.02}
     assert found == pytest.approx(want | {"neighbour cub": 0.7, "energy cub": 0.55})
     assert shipping.card_numbers(shipping.Recipe("resnet50_v1")) == {}
+
+
+def test_the_ledger_speaks_of_every_recipe_with_a_checksum() -> None:
+    for recipe in shipping.RECIPES.values():
+        said = shipping.card_numbers(recipe)
+        assert bool(said) == bool(recipe.sha256), recipe.backbone
+        runs = Runs(latest(read())).where(experiment="pretrained", preset="cpu")
+        for key in (k for k in said if k.startswith("R-AUROC ")):
+            name = key.removeprefix("R-AUROC ")
+            values = runs.row(recipe.row).values(f"r_auroc_{name}")
+            assert said[key] == pytest.approx(np.mean(values)) and len(values) >= 3
 
 
 def test_the_command(

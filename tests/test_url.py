@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from pcl import uncertainties
 from pcl.auroc import auroc
-from pcl.datasets import DataError
+from pcl.catalogue.characters import Drawings
+from pcl.datasets import DataError, ImageSet
 from pcl.estimators import estimator
 from pcl.experiments import experiments
 from pcl.metrics import hits_at_k
+from pcl.published.estimators import RELEASED
 from pcl.studies import url
+from pcl.studies import url_end_to_end as end_to_end
 
 TOY = url.UrlSettings("ce", "generated", trials=2, steps=4, dim=4, hidden=8, most=0)
 CLASSES = {"cub200:train": 100, "cars196:train": 98, "tiny-imagenet:train": 200}
@@ -34,8 +39,8 @@ def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(url, "load_pool", load)
     url._validation_hits.cache_clear()
     yield asked
-    url._validation_hits.cache_clear()
-    url.search.cache_clear()
+    for kept in (url._validation_hits, url.search, url.fixed_hits, url._cosine):
+        kept.cache_clear()
 
 
 def test_upstream_and_validation_have_the_classes_that_are_stated(named):
@@ -161,6 +166,82 @@ def test_holm_is_stricter_than_each_and_laxer_than_all():
 
 def test_every_estimator_has_a_row_for_each_upstream():
     rows = experiments()["url"].rows
-    assert len(rows) == 2 * (len(url.FREE) + len(url.TRAINED))
+    all_of_them = (*url.FREE, *url.TRAINED)
+    for upstream in ("tiny", "fine"):
+        assert {f"{e}-{upstream}" for e in all_of_them} <= rows.keys()
+        assert {f"{e}-{upstream}-as-published" for e in RELEASED} <= rows.keys()
+    larger = {e for e in all_of_them if f"{e}-tiny-lite2" in rows}
+    assert larger == set(all_of_them) - set(url.VIEWED)  # one view of each image
+    assert len(rows) == 2 * (len(all_of_them) + len(RELEASED)) + len(larger)
     assert experiments()["url"].seeds_of("ce-tiny") == (1, 2, 3, 4, 5)
     assert experiments()["url"].seeds_of("energy-fine") == (1,)
+
+
+@pytest.mark.parametrize("name", ["ce", "nivmf"])
+def test_a_released_row_searches_the_same_trials_with_another_estimator(name):
+    right = replace(TOY, estimator=name)
+    both = [url.search(replace(right, released=r)) for r in (False, True)]
+    assert both[0].trials == both[1].trials
+    assert both[0].scores != both[1].scores
+
+
+def test_a_row_with_one_view_of_two_sets_reads_no_other(named):
+    one = replace(TOY, upstream="tiny", sets="cub cars", crops=False, estimator="elk")
+    found = url.measure_url(replace(one, curve=False), 1)
+    asked = [source for source in named if source in url.HUMAN.values()]
+    assert set(asked) == {"cub200:test", "cars196:test"}
+    assert "own_mean" in found.metrics and "crop_cub" not in found.metrics
+
+
+def test_a_whole_network_is_judged_on_seen_and_unseen_classes_and_repeats():
+    toy = end_to_end.WholeSettings("ce", "generated", steps=40, dim=4, hidden=8)
+    first, second = (end_to_end.measure_whole(toy, 2) for _ in range(2))
+    assert first.metrics == second.metrics
+    assert {"own_seen", "own_unseen", "gap_error_unseen"} <= first.metrics.keys()
+    steps = first.series["steps"]
+    assert steps["step"] == [1, 30, 40]
+    assert steps["own"][-1] == first.metrics["own_unseen"]
+
+
+def test_pixels_need_no_training_and_have_no_gap_to_their_cosine():
+    toy = end_to_end.WholeSettings("neighbour-within", "generated")
+    found = end_to_end.measure_whole(toy, 1)
+    assert found.metrics["gap_unseen"] == 0 and not found.series
+
+
+def test_a_trunk_takes_the_place_of_the_first_layer(monkeypatch):
+    seen = []
+
+    def trunk(hidden: int) -> torch.nn.Module:
+        seen.append(torch.nn.Linear(8, hidden))
+        return seen[-1]
+
+    pool = url.load_pool("generated:0", "")
+    start = []
+    monkeypatch.setattr(uncertainties, "fit", lambda *_: start.append(seen[-1].weight))
+    recipe = uncertainties.Recipe(4, 8, 1, trunk=trunk)
+    made = estimator("ce")(pool.features, pool.labels, recipe=recipe)
+    assert len(seen) == 1 and start[0] is seen[0].weight
+    assert made(pool.features).embedding.shape == (120, 4)
+
+
+def test_drawings_split_into_seen_and_unseen(monkeypatch):
+    ink = np.random.default_rng(0).integers(0, 2, (40, 105, 105)).astype(np.uint8)
+    drawings = Drawings(np.packbits(ink, axis=-1))
+    labels = torch.arange(40) % 2
+    sets = {
+        "background": ImageSet(drawings, labels, ("a", "b")),
+        "evaluation": ImageSet(drawings, labels + 199, ("c",) * 201),
+    }
+    monkeypatch.setattr(
+        end_to_end, "dataset", lambda _: SimpleNamespace(load=sets.__getitem__)
+    )
+    end_to_end.load_drawings.cache_clear()
+    found = end_to_end.load_drawings("omniglot")
+    end_to_end.load_drawings.cache_clear()
+    sizes = {k: len(p.labels) for k, p in found.items()}
+    assert sizes == {"train": 32, "seen": 8, "unseen": 20}
+    assert torch.bincount(found["seen"].labels).tolist() == [4, 4]
+    assert set(found["unseen"].labels.tolist()) == {199}
+    mean = float(found["train"].features.mean())
+    assert mean == pytest.approx(float(ink.mean()), abs=0.01)

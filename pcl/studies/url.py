@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['DOWNSTREAM', 'HUMAN', 'Options', 'KAPPA', 'HEAT', 'SPACES', 'VIEWED', 'SHARES', 'TRAINED', 'FREE', 'SMOKE', 'PAPER',
-           'Pool', 'load_pool', 'part', 'UrlSettings', 'upstream', 'validation', 'downstream', 'draw_trial', 'build',
-           'fixed_hits', 'on_validation', 'Search', 'search', 'judged', 'judge_own', 'judge_fixed', 'judge_more',
-           'judge_known', 'over_steps', 'measure_url', 'candidates', 'measure_candidates', 'holm']
+           'LARGER', 'Pool', 'load_pool', 'part', 'UrlSettings', 'upstream', 'validation', 'downstream', 'draw_trial',
+           'build', 'fixed_hits', 'on_validation', 'Search', 'search', 'judged', 'judge_own', 'judge_fixed',
+           'judge_more', 'judge_known', 'over_steps', 'measure_url', 'candidates', 'measure_candidates', 'holm']
 
 # %% ../../nbs/640_url.ipynb #640c0003
 #| code-fold: true
@@ -28,6 +28,7 @@ from ..experiments import Experiment, Outcome, make_row, register
 from ..features import DEFAULT_MODEL, imagenet_classifier, set_features
 from ..metrics import hits_at_k
 from ..neighbours import nearest
+from ..published.estimators import RELEASED
 from ..training import step_seed
 from ..uncertainties import ELEVEN, Recipe
 
@@ -109,6 +110,9 @@ class UrlSettings:
         dim (int)
         hidden (int)
         curve (bool): scores over training steps, for the first seed
+        released (bool): as the benchmark's code has it, not as its formula
+        sets (str): downstream, by name
+        crops (bool): judged where there are any; takes a second view
     """
 
     estimator: str = "ce"
@@ -120,6 +124,9 @@ class UrlSettings:
     dim: int = 64
     hidden: int = 128
     curve: bool = True  # scores over training steps, for the first seed
+    released: bool = False  # as the benchmark's code has it, not as its formula
+    sets: str = " ".join(HUMAN)  # downstream, by name
+    crops: bool = True  # judged where there are any; takes a second view
 
 
 def upstream(settings: UrlSettings, view: str = "full") -> Pool:
@@ -150,7 +157,9 @@ def validation(settings: UrlSettings) -> dict[str, Pool]:
 def downstream(settings: UrlSettings) -> dict[str, str]:
     """The sets that are read once, by name: their sources."""
     generated = {"one": "generated:2", "two": "generated:3"}
-    return generated if settings.upstream == "generated" else HUMAN
+    if settings.upstream == "generated":
+        return generated
+    return {name: HUMAN[name] for name in settings.sets.split()}
 
 # %% ../../nbs/640_url.ipynb #640c0015
 Options = dict[str, Any]
@@ -215,7 +224,8 @@ def build(settings: UrlSettings, trial: Options, seed: int, own: bool) -> Estima
         options["own"] = own
     if s.estimator == "energy":
         options["classifier"] = _classifier(s)
-    return estimator(s.estimator)(pool.features, pool.labels, seed=seed, **options)
+    make = RELEASED[s.estimator] if s.released else estimator(s.estimator)
+    return make(pool.features, pool.labels, seed=seed, **options)
 
 
 def _classifier(settings: UrlSettings) -> nn.Module:
@@ -246,7 +256,7 @@ def _validation_hits(settings: UrlSettings) -> dict[str, Tensor]:
 
 def _shared(settings: UrlSettings) -> UrlSettings:
     """The settings without what differs between estimators, as a key."""
-    return replace(settings, estimator="", trials=0)
+    return replace(settings, estimator="", trials=0, released=False, curve=False)
 
 
 @torch.no_grad()
@@ -347,9 +357,10 @@ def judge_more(
     if pool.votes is not None:
         people = alignment(certainty, pool.votes, pool.labels, n_draws=50)
         metrics |= {"human": people.value, "human_error": people.error}
-    if source in ("cub200:test", "cars196:test", "generated:2"):
-        cropped = judged(settings, source, "random")
-        share = crop_share(certainty, found(cropped.features).certainty, pool.labels)
+    cropped = ("cub200:test", "cars196:test", "generated:2")
+    if settings.crops and source in cropped:
+        less = found(judged(settings, source, "random").features).certainty
+        share = crop_share(certainty, less, pool.labels)
         metrics |= {"crop": share.value, "crop_error": share.error}
     return metrics
 
@@ -538,6 +549,8 @@ TRAINED = (*ELEVEN, "exact-posterior", "pair")
 FREE = ("feature-norm", "energy", "neighbour-within", "local-margin")
 SMOKE = {"upstream": "generated", "trials": 2, "steps": 4, "dim": 4, "hidden": 8}
 PAPER = {"steps": 2000, "dim": 512, "hidden": 1024, "most": 0}
+LARGER = {"upstream": "tiny", "backbone": "tf_efficientnet_lite2"}
+LARGER |= {"sets": "cub cars", "crops": False}
 for _name, _question, _measure, _rows in (
     (
         "url",
@@ -551,6 +564,24 @@ for _name, _question, _measure, _rows in (
             )
             for u in ("tiny", "fine")
             for e in (*FREE, *TRAINED)
+        }
+        | {
+            f"{e}-{u}-as-published": make_row(
+                {"estimator": e, "released": True, "curve": False},
+                sized={"upstream": u},
+                seeds=(1, 2, 3, 4, 5),
+            )
+            for u in ("tiny", "fine")
+            for e in RELEASED
+        }
+        | {
+            f"{e}-tiny-lite2": make_row(
+                {"estimator": e, "curve": False},
+                sized=LARGER,
+                seeds=(1, 2, 3) if e in TRAINED else (1,),
+            )
+            for e in (*FREE, *TRAINED)
+            if e not in VIEWED
         },
     ),
     (

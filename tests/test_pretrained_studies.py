@@ -1,0 +1,69 @@
+"""Studies of pretrained uncertainties: their controls are what they say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from pcl.experiments import experiments
+from pcl.retrieval import keep_certain, safe_retrieval
+from pcl.studies import pretrained, pretrained_uses
+from pcl.studies.pretrained import Frozen
+
+
+@pytest.fixture
+def data() -> Frozen:
+    """Six classes of forty items around directions of their own."""
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(240) % 6
+    near = torch.randn(6, 8, generator=rng)[labels]
+    return Frozen(near + 1.5 * torch.randn(240, 8, generator=rng), labels)
+
+
+@pytest.mark.parametrize("per_class", [False, True])
+def test_errors_of_what_is_left_are_those_of_safe_retrieval(
+    data: Frozen, per_class: bool
+) -> None:
+    sure = torch.rand(240, generator=torch.Generator().manual_seed(1))
+    ranked = pretrained_uses.rank_neighbours(data, 0.2)
+    found = pretrained_uses.safe_errors(ranked, data.labels, {"one": sure}, 0.2)
+    want = safe_retrieval(data.x, sure, data.labels, 0.2, 0.2, per_class=per_class)
+    end = "_per_class" if per_class else ""
+    for part in ("reject", "clean", "both"):
+        assert found[f"one_{part}{end}"] == pytest.approx(1 - getattr(want, part))
+    assert found["full"] == pytest.approx(1 - want.full)
+
+
+def test_a_whole_class_may_be_cleaned_away(data: Frozen) -> None:
+    sure = (data.labels > 0).float()  # the forty least certain are one class
+    ranked = pretrained_uses.rank_neighbours(data, 1 / 6)
+    found = pretrained_uses.safe_errors(ranked, data.labels, {"one": sure}, 1 / 6)
+    want = safe_retrieval(data.x, sure, data.labels, 1 / 6, 1 / 6)
+    assert found["one_clean"] == pytest.approx(1 - want.clean)
+    near = torch.zeros(3, 1, dtype=torch.long)
+    few = pretrained_uses.Ranked(near, near == 1)
+    with pytest.raises(ValueError, match="one neighbour that stays"):
+        pretrained_uses.left_out(few, torch.tensor([False, True, True]))
+
+
+def test_chance_has_the_expectation_that_is_stated(data: Frozen) -> None:
+    ranked = pretrained_uses.rank_neighbours(data, 0.1)
+    found = pretrained_uses.random_errors(ranked, 0.1, 400, seed=0)
+    full = float(ranked.wrong[:, 0].double().mean())
+    for part, want in (("reject", full), ("clean", found["random_clean_expected"])):
+        error = found[f"random_{part}_spread"] / math.sqrt(400)
+        assert abs(found[f"random_{part}"] - want) < 3.5 * error
+    assert found["random_clean_expected"] > full  # a sparser database is a worse one
+    drawn = keep_certain(torch.rand(240), 0.1)
+    assert int((~drawn).sum()) == 24
+
+
+def test_people_have_a_set_of_their_own_that_shares_no_image() -> None:
+    names = ("train", "val", *pretrained.SETS, *pretrained.PEOPLE)
+    rows = [pretrained.load_frozen(n, "generated", 1000).x for n in names]
+    every = torch.cat(rows)
+    assert len(every.unique(dim=0)) == len(every)
+    made = experiments()["pretrained"].rows
+    assert {"cue", "cue-l2", "cue-neighbour", "lite2", "lite2-energy"} <= made.keys()
