@@ -157,7 +157,7 @@ def judge(
     estimator: Estimator,
     items: Items,
 ) -> dict[str, float]:
-    """What certainty knows of people, of crops and of its own failures: whatever the
+    """What certainty knows of annotators, crops and its own failures: whatever the
     items can tell."""
     found, metrics = _predict(estimator, items.views["full"]), dict[str, float]()
     if items.votes is not None:
