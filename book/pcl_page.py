@@ -23,6 +23,7 @@ EMBEDDED = re.compile(r"(<image\b[^>]*>)", re.DOTALL)
 PICTURE = re.compile(
     r'<img\b(?P<head>[^>]*?)\ssrc="(?P<stem>[^"]*_images/[^"]+)\.svg"(?P<tail>[^>]*)>'
 )
+NARROW = '<source media="(max-width: 600px)" srcset="{source}">'
 TOGGLE = '<summary aria-label="Toggle hidden content">'
 LEAST = 0.5  # lightness of a colour on a dark page
 CITE = (
@@ -63,13 +64,19 @@ def write_dark_versions(folder: Path) -> None:
             path.with_stem(f"{path.stem}-dark").write_text(dark, encoding="utf-8")
 
 
-def two_pictures(match: re.Match[str]) -> str:
-    """A drawing for light pages and one for dark ones; a page shows one of them."""
+def two_pictures(
+    match: re.Match[str],
+    folder: Path,  # of the drawings
+) -> str:
+    """A drawing for light pages and one for dark ones, each with its layout for phones;
+    a page shows one of them."""
     head, stem, tail = match["head"], match["stem"], match["tail"]
+    narrow = (folder / f"{Path(stem).name}-phone.svg").exists()
     versions = (("pcl-light", ""), ("pcl-dark", "-dark"))
     return "".join(
-        f'<span class="{name}"><img{head} src="{stem}{end}.svg" loading="lazy"{tail}>'
-        "</span>"
+        f'<span class="{name}"><picture>'
+        + NARROW.format(source=f"{stem}-phone{end}.svg") * narrow
+        + f'<img{head} src="{stem}{end}.svg" loading="lazy"{tail}></picture></span>'
         for name, end in versions
     )
 
@@ -96,7 +103,8 @@ def on_page(
     if doctree is None or "body" not in context:
         return
     body = context["body"].replace(TOGGLE, "<summary>")
-    body = PICTURE.sub(two_pictures, body)
+    folder = Path(app.outdir) / "_images"
+    body = PICTURE.sub(lambda match: two_pictures(match, folder), body)
     context["body"] = body + cite_line(app, context.get("title", name))
 
 
