@@ -147,6 +147,7 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     """Translate a notebook between the file on disk and the parser."""
     from pcl_figures import mark_captions
     from pcl_fold import EXPORTED, fold_cells
+    from pcl_records import experiments_in, records_behind
 
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
@@ -161,7 +162,8 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
         if cell["cell_type"] == "code":
             translate_cell(cell)
     fold_cells(cells, exported)
-    mark_captions(cells)
+    known = experiments_in(Path(app.srcdir) / "results")
+    mark_captions(cells, records_behind(cells, known))
     place = app.config.pcl_launch
     add_run_note(notebook, Path(docname).name, described, place)
     source[0] = json.dumps(notebook)
@@ -238,6 +240,7 @@ def setup(app: Any) -> dict[str, bool]:
     # Sphinx finds them beside this file.
     import pcl_figures
     import pcl_page
+    import pcl_records
     from pcl_reference import write_pages
     from pcl_run import connect
 
@@ -251,5 +254,6 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_config_value("pcl_launch", "", "env")
     pcl_figures.connect(app)
     pcl_page.connect(app)
+    pcl_records.connect(app)
     app.add_css_file("pcl.css")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,5 +1,5 @@
 """Figures with numbers: the paragraph that starts with `*Figure.*` below a cell becomes a
-numbered caption with an anchor and a link to the cell's code. Lists of all figures and of
+numbered caption with an anchor and links to the cell's code and to the records behind it. Lists of all figures and of
 all theorems. Links to the glossary carry the definition."""
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from docutils import nodes
 from docutils.parsers.rst import directives
 from pcl_fold import CAPTION, is_caption
+from pcl_records import record_links
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import clean_astext, make_refnode
@@ -17,14 +18,23 @@ FENCE = ":" * 8
 KINDS = ("figures", "theorems")
 
 
-def mark_captions(cells: list[dict[str, Any]]) -> None:
+def mark_captions(
+    cells: list[dict[str, Any]],
+    behind: dict[
+        int, list[str]
+    ],  # by position of a cell, experiments whose records it reads
+) -> None:
     """Turn the caption that opens a Markdown cell into the directive below."""
-    for cell in filter(is_caption, cells):
+    for position, cell in enumerate(cells):
+        if not is_caption(cell):
+            continue
         source = "".join(cell["source"])
         match = CAPTION.match(source)
         assert match is not None
         text, _, rest = source[match.end() :].partition("\n\n")
         name = f":name: {match['label']}\n" if match["label"] else ""
+        if experiments := behind.get(position - 1):
+            name += f":records: {' '.join(experiments)}\n"
         directive = f"{FENCE}{{pcl-caption}}\n{name}\n{text.rstrip()}\n{FENCE}"
         cell["source"] = f"{directive}\n\n{rest}" if rest else directive
 
@@ -33,7 +43,10 @@ class Caption(SphinxDirective):
     """The caption of the figure that the cell above has drawn."""
 
     has_content = True
-    option_spec: ClassVar = {"name": directives.unchanged}
+    option_spec: ClassVar = {
+        "name": directives.unchanged,
+        "records": directives.unchanged,
+    }
 
     def run(self) -> list[nodes.Node]:
         """A figure that holds its caption; the number comes from Sphinx."""
@@ -46,7 +59,10 @@ class Caption(SphinxDirective):
         figure["ids"].append(f"figure-{count}")
         self.set_source_info(figure)
         paragraph = place[0] if place.children else nodes.paragraph()
-        figure += nodes.caption("", "", *paragraph.children)
+        caption = nodes.caption("", "", *paragraph.children)
+        if experiments := self.options.get("records", "").split():
+            caption += record_links(self.env.docname, experiments)
+        figure += caption
         self.add_name(figure)
         return [figure, *place.children[1:]]
 
@@ -97,9 +113,9 @@ def entries_of(document: nodes.document) -> list[tuple[str, str, str, str]]:
             caption = next(iter(node.findall(nodes.caption)), None)
             if caption is not None:
                 bare = caption.deepcopy()
-                for link in list(bare.findall(nodes.reference)):
-                    if "pcl-made-by" in link["classes"]:
-                        link.parent.remove(link)
+                for part in list(bare.findall(nodes.Element)):
+                    if "pcl-made-by" in part["classes"]:
+                        part.parent.remove(part)
                 found.append(("figures", "figure", node["ids"][0], clean_astext(bare)))
         elif node.get("realtype") and node.get("countertype"):
             kind = node["realtype"].capitalize()

@@ -29,6 +29,7 @@ MENDED = {
     '<summary aria-label="Toggle hidden content">': "<summary>",
     '<div role="list" class="citation-list">': '<div class="citation-list">',
 }
+NARROW = '<source media="(max-width: 600px)" srcset="{source}">'
 LEAST = 0.5  # lightness of a colour on a dark page
 CITE = (
     '<p class="pcl-cite">Cite this page: {author}. <cite>{title}</cite>. In {book}, '
@@ -68,13 +69,19 @@ def write_dark_versions(folder: Path) -> None:
             path.with_stem(f"{path.stem}-dark").write_text(dark, encoding="utf-8")
 
 
-def two_pictures(match: re.Match[str]) -> str:
-    """A drawing for light pages and one for dark ones; a page shows one of them."""
+def two_pictures(
+    match: re.Match[str],
+    folder: Path,  # of the drawings
+) -> str:
+    """A drawing for light pages and one for dark ones, each with its layout for phones;
+    a page shows one of them."""
     head, stem, tail = match["head"], match["stem"], match["tail"]
+    narrow = (folder / f"{Path(stem).name}-phone.svg").exists()
     versions = (("pcl-light", ""), ("pcl-dark", "-dark"))
     return "".join(
-        f'<span class="{name}"><img{head} src="{stem}{end}.svg" loading="lazy"{tail}>'
-        "</span>"
+        f'<span class="{name}"><picture>'
+        + NARROW.format(source=f"{stem}-phone{end}.svg") * narrow
+        + f'<img{head} src="{stem}{end}.svg" loading="lazy"{tail}></picture></span>'
         for name, end in versions
     )
 
@@ -103,7 +110,8 @@ def on_page(
     body = context["body"]
     for found, better in MENDED.items():
         body = body.replace(found, better)
-    body = PICTURE.sub(two_pictures, body)
+    folder = Path(app.outdir) / "_images"
+    body = PICTURE.sub(lambda match: two_pictures(match, folder), body)
     context["body"] = body + cite_line(app, context.get("title", name))
 
 

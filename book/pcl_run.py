@@ -31,6 +31,7 @@ REUSE = "PCL_REUSE"
 WORKERS = min(os.cpu_count() or 1, 8)  # each holds torch, and memory ends as well
 MANY = 8  # pages for which it pays to import the large packages once, ahead of all
 SLOW = 60  # seconds that are worth a line, and no more: the machine may be busy
+DRAWING = "image/svg+xml"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 say = logging.getLogger(__name__).info
 
@@ -118,6 +119,7 @@ def run(
 ) -> tuple[Any, float, list[str]]:  # what ran, its seconds, what went wrong
     """Run one page in a process of its own."""
     os.environ["OMP_NUM_THREADS"] = "1"  # small tensors: a second thread only waits
+    os.environ["PCL_PHONE"] = "1"  # figures in a second layout, for phones
     try:
         done = single_nb_execution(notebook, folder, timeout, allow_errors=False)
     except Exception as error:  # a kernel that dies, or never starts
@@ -191,6 +193,21 @@ def on_reading(app: Any, env: Any, docnames: list[str]) -> None:
         run_all(app, pages)
 
 
+def take_phone_layouts(
+    outputs: list[Any],  # of a cell
+    folder: Path,
+) -> None:
+    """Write the layouts for phones that stand beside drawings, under the names that
+    myst-nb will give those."""
+    for output in outputs:
+        layout = output.get("metadata", {}).get(DRAWING, {}).pop("phone", None)
+        if layout is not None:
+            drawn = os.linesep.join(output["data"][DRAWING].splitlines())
+            name = hashlib.sha256(drawn.encode("utf-8")).hexdigest()
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}-phone.svg").write_text(layout, encoding="utf-8")
+
+
 def connect(
     app: Any,
     translate: Callable[[Any, str, list[str]], None],  # from directives to tags
@@ -210,6 +227,7 @@ def connect(
             about = ran.metadata.pop("pcl")
             self.notebook.metadata.update(ran.metadata)
             for cell, done in zip(code_of(self.notebook), code_of(ran), strict=True):
+                take_phone_layouts(done.outputs, Path(app.outdir) / "_images")
                 cell.outputs = done.outputs
                 cell.execution_count = done.execution_count
             self.exec_metadata = {

@@ -18,6 +18,9 @@
     return String(+value.toPrecision(3));
   }
 
+  // A drawing is as wide as its place, so that its type has the size that the style sheet says.
+  function drawnWidth(figure) { return Math.min(640, Math.max(320, figure.clientWidth || 640)); }
+
   // A slider with its name and value before it; calls `changed` with the place it stands at.
   function slider(box, name, texts, start, changed) {
     const id = `pcl-touch-${++count}`;
@@ -34,8 +37,19 @@
     label.append(said);
     line.append(label, input);
     box.append(line);
-    return () => +input.value;
+    const place = () => +input.value;
+    place.move = at => { input.value = at; tell(); changed(); };
+    return place;
   }
+
+  function outline(angles, radius, mid) {
+    return angles.map((a, i) => {
+      const r = radius(a);
+      return `${i ? "L" : "M"}${(mid + r * Math.cos(a)).toFixed(2)} ${(mid - r * Math.sin(a)).toFixed(2)}`;
+    }).join("");
+  }
+
+  const span = (from, to, count) => Array.from({ length: count + 1 }, (_, i) => from + (to - from) * i / count);
 
   function choice(box, name, values, changed) {
     const id = `pcl-touch-${++count}`;
@@ -50,7 +64,7 @@
 
   // Curves over a logarithmic axis, chosen by sliders; the lowest point of the curve is marked.
   function curves(figure, data) {
-    const W = 640, H = 330, left = 64, right = 16, top = 14, bottom = 46;
+    const W = drawnWidth(figure), H = 330, left = 64, right = 16, top = 14, bottom = 46;
     const picture = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": data.alt });
     const told = make("p", { class: "pcl-told", "aria-live": "polite" });
     const box = make("div");
@@ -58,17 +72,17 @@
     const all = [...Object.values(data.curves), ...Object.values(data.reference || {})].flat();
     const low = Math.min(...all), high = Math.max(...all);
     const yOf = data.log ? Math.log : v => v;
-    const span = (yOf(high) - yOf(low)) || 1;
+    const range = (yOf(high) - yOf(low)) || 1;
     const [first, last] = [Math.log(data.x[0]), Math.log(data.x.at(-1))];
     const px = x => left + (Math.log(x) - first) / (last - first) * (W - left - right);
-    const py = y => top + (yOf(high) - yOf(y)) / span * (H - top - bottom);
+    const py = y => top + (yOf(high) - yOf(y)) / range * (H - top - bottom);
     const path = ys => ys.map((y, i) => `${i ? "L" : "M"}${px(data.x[i]).toFixed(1)} ${py(y).toFixed(1)}`).join("");
     for (const x of data.ticks) {
       picture.append(make("line", { class: "grid", x1: px(x), x2: px(x), y1: top, y2: H - bottom }));
       picture.append(make("text", { x: px(x), y: H - bottom + 18, "text-anchor": "middle" }, String(x)));
     }
     for (let i = 0; i <= 4; i++) {
-      const at = yOf(low) + span * i / 4, y = data.log ? Math.exp(at) : at;
+      const at = yOf(low) + range * i / 4, y = data.log ? Math.exp(at) : at;
       picture.append(make("line", { class: "grid", x1: left, x2: W - right, y1: py(y), y2: py(y) }));
       picture.append(make("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, short(y)));
     }
@@ -160,6 +174,157 @@
     draw();
   }
 
+  // Posteriors on the circle while they train: a panel for each training, one slider for how far it is.
+  function circle(figure, data) {
+    const n = 300, mid = n / 2, R = 82, count = data.trainings[0].frames.length;
+    const row = make("div", { class: "pcl-panels" }), box = make("div");
+    const told = make("p", { class: "pcl-told", "aria-live": "polite" });
+    const play = make("button", { type: "button" }, "Play");
+    // Heights grow more slowly than densities, so that a sharp posterior stays in the picture.
+    const bump = (angle, kappa) => {
+      const half = Math.min(Math.PI, 6 / Math.sqrt(kappa)), peak = Math.sqrt(kappa / (2 * Math.PI));
+      return outline(span(angle - half, angle + half, 80), a => {
+        const density = peak * Math.exp(kappa * (Math.cos(a - angle) - 1));
+        return R * (1 + 0.75 * density / (2 + density));
+      }, mid);
+    };
+    const at = (angle, r) => [mid + r * Math.cos(angle), mid - r * Math.sin(angle)];
+    const panels = data.trainings.map(training => {
+      const picture = make("svg", { viewBox: `0 0 ${n} ${n}`, role: "img", "aria-label": `${training.name}: ${data.alt}` });
+      const part = make("div"), moving = make("g");
+      picture.append(make("circle", { class: "ring", cx: mid, cy: mid, r: R }));
+      for (const i of data.drawn) picture.append(make("path", { class: "true", d: bump(data.angle[i], data.kappa[i]) }));
+      for (const angle of data.angle) {
+        const [[x1, y1], [x2, y2]] = [at(angle, R - 14), at(angle, R - 6)];
+        picture.append(make("line", { class: "tick", x1, y1, x2, y2 }));
+      }
+      picture.append(moving);
+      part.append(make("p", { class: "pcl-panel" }, training.name), picture);
+      row.append(part);
+      return moving;
+    });
+    figure.append(row, box, told);
+    const texts = span(0, 1, count - 1).map(share => `${Math.round(100 * share)} % of the steps`);
+    const place = slider(box, "training", texts, count - 1, draw);
+    box.append(play);
+    let timer = null;
+    function stop() {
+      clearInterval(timer);
+      timer = null;
+      play.textContent = "Play";
+      told.setAttribute("aria-live", "polite");
+    }
+    play.addEventListener("click", () => {
+      if (timer) return stop();
+      if (place() === count - 1) place.move(0);
+      play.textContent = "Pause";
+      told.setAttribute("aria-live", "off");  // a screen reader need not read every step
+      timer = setInterval(() => { if (place() < count - 1) place.move(place() + 1); else stop(); }, 250);
+    });
+    function draw() {
+      const now = place(), words = [];
+      data.trainings.forEach((training, k) => {
+        const [angles, kappas] = training.frames[now], [arc, level, rank] = training.told[now];
+        panels[k].replaceChildren();
+        data.drawn.forEach((i, hue) => panels[k].append(make("path", { class: `hue${hue}`, d: bump(angles[i], kappas[i]) })));
+        for (const angle of angles) {
+          const [cx, cy] = at(angle, R);
+          panels[k].append(make("circle", { class: "mean", cx, cy, r: 2.5 }));
+        }
+        words.push(`${training.name}, step ${training.steps[now]}: an arc of ${Math.round(arc)} degrees, median κ̂ ${short(level)}, `
+          + `rank correlation ${rank.toFixed(2)}.`);
+      });
+      const [arc, level] = data.truth;
+      told.textContent = `${words.join(" ")} The truth: ${Math.round(arc)} degrees, median κ ${short(level)}.`;
+    }
+    draw();
+  }
+
+  // A posterior in two worlds whose inputs have the same table of pair ratios, and what anchors with one mode see of it.
+  function anchors(figure, data) {
+    const n = 300, mid = n / 2, R = 82, W = 320, H = 300, left = 44, right = 10, top = 12, bottom = 44, turn = Math.PI / 180;
+    const sum = (coefficients, t) => coefficients.reduce((all, c, l) => all + c * Math.cos(l * t), 0);
+    const parts = (world, v, by, sign) =>
+      world.angles.map((angle, j) => world.weights[j] * sum(data.ratio, v - by - sign * angle));
+    const ratio = (world, v, by = 0, sign = 1) => parts(world, v, by, sign).reduce((a, b) => a + b);
+    const density = (world, t, by, sign) =>
+      world.angles.reduce((all, angle, j) => all + world.weights[j] * sum(data.density, t - by - sign * angle), 0);
+    const [one, two] = data.worlds, round = span(-Math.PI, Math.PI, 180);
+    const row = make("div", { class: "pcl-panels" }), box = make("div");
+    const told = make("p", { class: "pcl-told", "aria-live": "polite" });
+    const drawing = make("svg", { viewBox: `0 0 ${n} ${n}`, role: "img", "aria-label": data.alt });
+    const plot = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": data.plot });
+    for (const [name, picture] of [["the posterior of one input", drawing], ["its pair ratio with an anchor", plot]]) {
+      const part = make("div");
+      part.append(make("p", { class: "pcl-panel" }, name), picture);
+      row.append(part);
+    }
+    figure.append(row, box, told);
+    const high = 1.15 * Math.max(...round.flatMap(t => [ratio(one, t), ratio(two, t)]));
+    const px = t => left + (t / (2 * Math.PI) + 0.5) * (W - left - right), py = y => top + (1 - y / high) * (H - top - bottom);
+    const path = f => round.map((t, i) => `${i ? "L" : "M"}${px(t).toFixed(1)} ${py(f(t)).toFixed(1)}`).join("");
+    const bump = (world, by, sign) => outline(round, t => R * (1 + 0.75 * density(world, t, by, sign)), mid);
+    for (const degrees of [-180, -90, 0, 90, 180]) {
+      const x = px(degrees * turn);
+      plot.append(make("line", { class: "grid", x1: x, x2: x, y1: top, y2: H - bottom }));
+      plot.append(make("text", { x, y: H - bottom + 16, "text-anchor": "middle" }, `${degrees}°`));
+    }
+    for (let y = 0; y < high; y++) {
+      plot.append(make("line", { class: "grid", x1: left, x2: W - right, y1: py(y), y2: py(y) }));
+      plot.append(make("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, String(y)));
+    }
+    plot.append(make("text", { x: (left + W - right) / 2, y: H - 8, "text-anchor": "middle" }, "anchor at"));
+    plot.append(make("text", { x: 12, y: H / 2 - 16, "text-anchor": "middle", transform: `rotate(-90 12 ${H / 2 - 16})` }, "pair ratio S h"));
+    drawing.append(make("circle", { class: "ring", cx: mid, cy: mid, r: R }));
+    one.angles.forEach((angle, j) =>
+      plot.append(make("path", { class: "part", d: path(t => one.weights[j] * sum(data.ratio, t - angle)) })));
+    plot.append(make("path", { class: "curve", d: path(t => ratio(one, t)) }));
+    drawing.append(make("path", { class: "curve", d: bump(one, 0, 1) }));
+    const others = [drawing, plot].map(picture => picture.appendChild(make("path", { class: "reference" })));
+    const marks = [drawing, plot].map(picture => picture.appendChild(make("g")));
+    const counts = Array.from({ length: data.most + 1 }, (_, i) => String(i));
+    const starts = Array.from({ length: 36 }, (_, i) => 10 * i - 180);
+    const many = slider(box, "anchors on an arc of 90°", counts, data.start[0], draw);
+    const where = slider(box, "the first anchor at", starts.map(v => `${v}°`), starts.indexOf(data.start[1]), draw);
+    // The turn, or mirror image and turn, of world 2 that comes nearest to what all anchors see of world 1.
+    function nearest(places) {
+      const seen = places.map(v => ratio(one, v));
+      const off = (by, sign) => Math.max(...places.map((v, i) => Math.abs(ratio(two, v, by, sign) - seen[i])));
+      let best = [Infinity, 0, 1];
+      const look = (turns, signs) => {
+        for (const sign of signs) for (const by of turns) {
+          const gap = off(by, sign);
+          if (gap < best[0]) best = [gap, by, sign];
+        }
+      };
+      look(span(-Math.PI, Math.PI, 720), [1, -1]);
+      for (const width of [0.5, 0.02]) look(span(best[1] - width * turn, best[1] + width * turn, 40), [best[2]]);
+      return best;
+    }
+    function draw() {
+      const count = many(), first = starts[where()];
+      const places = count < 2 ? [first * turn].slice(0, count) : span(first * turn, (first + 90) * turn, count - 1);
+      const [gap, by, sign] = count ? nearest(places) : [0, 0, 1];
+      others[0].setAttribute("d", bump(two, by, sign));
+      others[1].setAttribute("d", path(t => ratio(two, t, by, sign)));
+      marks.forEach(mark => mark.replaceChildren());
+      for (const v of places) {
+        const inside = ((v + Math.PI) % (2 * Math.PI) + 2 * Math.PI) % (2 * Math.PI) - Math.PI;
+        marks[0].append(make("circle", { class: "mean", cx: mid + R * Math.cos(v), cy: mid - R * Math.sin(v), r: 5 }));
+        marks[1].append(make("circle", { class: "mean", cx: px(inside), cy: py(ratio(one, v)), r: 5 }));
+      }
+      if (!count) {
+        told.textContent = "Without anchors there is nothing to see: paired with their like, the inputs of both worlds have the same ratios.";
+        return;
+      }
+      const each = parts(one, places[0], 0, 1);
+      told.textContent = `The first anchor sees ${ratio(one, places[0]).toFixed(2)}, of which the three modes give `
+        + `${each.map(v => v.toFixed(2)).join(", ")}. However world 2 is turned or mirrored, it is off by ${short(Math.round(1e4 * gap) / 1e4)} or more at some `
+        + (gap < 1e-3 ? "anchor: nothing rules it out." : gap < 0.02 ? "anchor: it takes many pairs to see that." : "anchor: it is ruled out.");
+    }
+    draw();
+  }
+
   // Every published number, by work, claim, verdict and cause.
   function filter(figure, data) {
     const SHOWN = 25, box = make("div", { class: "pcl-filters" });
@@ -203,7 +368,7 @@
     draw();
   }
 
-  const KINDS = { curves, cap, filter };
+  const KINDS = { curves, cap, circle, anchors, filter };
   for (const figure of document.querySelectorAll("figure.pcl-touch")) {
     const data = JSON.parse(figure.querySelector("script[type='application/json']").textContent);
     figure.querySelector(".pcl-still")?.remove();
