@@ -52,24 +52,40 @@ def stream_version() -> int:
     return _STREAM.get()
 
 # %% ../nbs/118_polar.ipynb #5eed0003
-_PIECE = 1 << 16  # numbers per generator: part of what defines the stream
+_PIECE = 1 << 17  # numbers per generator: part of what defines the stream
 _Law = Literal["normal", "uniform"]
 
 
-def _fill_pairs(part: np.ndarray, source: np.random.Generator) -> None:
-    """Normal numbers in single precision: r cos a and r sin a from one double each."""
-    n = -(-len(part) // 2)
-    u = source.random(n)
-    u *= 2.0**24
-    turn = np.floor(u)
-    u -= turn
-    u += 2.0**-30  # the middle of its bin: never 0
-    a, r = turn.astype(np.float32), u.astype(np.float32)
-    a *= np.float32(2 * math.pi / 2**24)
+def _fill_single(part: np.ndarray, source: np.random.Generator) -> None:
+    """Normal numbers in single precision: r cos a and r sin a, each of r and a from 32
+    random bits."""
+    rest = len(part) // 2
+    n = len(part) - rest
+    bits = source.bit_generator.random_raw(n).view(np.uint32)
+    a, r = bits.astype(np.float32).reshape(2, n)
+    a *= np.float32(2 * math.pi / 2**32)
+    r += np.float32(0.5)  # the middle of its bin: never 0
+    r *= np.float32(2.0**-32)
     np.sqrt(np.multiply(np.log(r, out=r), np.float32(-2), out=r), out=r)
     np.multiply(np.cos(a, out=part[:n]), r, out=part[:n])
-    rest = len(part) - n
     np.multiply(np.sin(a[:rest], out=part[n:]), r[:rest], out=part[n:])
+
+
+def _fill_double(part: np.ndarray, source: np.random.Generator) -> None:
+    """The same in double precision, with cos a and sin a from t = tan(a / 2)."""
+    rest = len(part) // 2
+    n = len(part) - rest
+    t, r = source.random((2, n))
+    np.tan(np.multiply(t, math.pi, out=t), out=t)
+    np.log(np.subtract(1, r, out=r), out=r)
+    np.sqrt(np.multiply(r, -2, out=r), out=r)
+    square = t * t
+    np.subtract(1, square, out=part[:n])
+    square += 1
+    r /= square
+    part[:n] *= r  # cos a = (1 - t^2) / (1 + t^2)
+    r *= 2
+    np.multiply(t[:rest], r[:rest], out=part[n:])  # sin a = 2 t / (1 + t^2)
 
 
 def _fill(part: np.ndarray, law: _Law, seed: int) -> None:
@@ -78,9 +94,9 @@ def _fill(part: np.ndarray, law: _Law, seed: int) -> None:
     if law == "uniform":
         source.random(out=part, dtype=part.dtype.type)
     elif part.dtype == np.float64:
-        source.standard_normal(out=part)
+        _fill_double(part, source)
     else:
-        _fill_pairs(part, source)
+        _fill_single(part, source)
 
 
 def random_numbers(
@@ -88,17 +104,16 @@ def random_numbers(
 ) -> Tensor:
     """Independent normal numbers, or uniform ones in [0, 1), of the dtype and on the
     device of `like`; long arrays on all cores."""
-    short = math.prod(shape) <= 2 * _PIECE
+    short = math.prod(shape) <= _PIECE
     if short or like.device.type != "cpu" or stream_version() == 1:
         draw = torch.randn if law == "normal" else torch.rand
         return draw(shape, generator=generator, dtype=like.dtype, device=like.device)
-    out = torch.empty(shape, dtype=like.dtype, device=like.device)
-    flat = out.view(-1).numpy()
+    flat = np.empty(math.prod(shape), like.new_empty(0).numpy().dtype)
     parts = [flat[i : i + _PIECE] for i in range(0, len(flat), _PIECE)]
     seed = int(torch.randint(2**62, (), generator=generator, device=like.device))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(_fill, parts, repeat(law), range(seed, seed + len(parts))))
-    return out
+    return torch.from_numpy(flat).view(shape)
 
 # %% ../nbs/118_polar.ipynb #7c70e3f2
 def contraction(dim: int, kappa: Tensor) -> Tensor:
@@ -143,10 +158,12 @@ def _redraw(
     generator: torch.Generator | None,
 ) -> None:
     """Propose until every missing draw has been accepted."""
-    b = contraction(dim, kappa)
+    b, flat = contraction(dim, kappa), gap.view(-1)
     while len(redo):
-        column = redo % kappa.numel()
-        k, c = (x if x.numel() == 1 else x[column, None] for x in (kappa, b))
+        k, c = kappa, b
+        if kappa.numel() > 1:
+            column = redo % kappa.numel()
+            k, c = kappa[column, None], b[column, None]
         tries = max(
             1, min(8, 4096 // len(redo))
         )  # the last few rows get several candidates at once
@@ -154,9 +171,8 @@ def _redraw(
         log_u = random_numbers("uniform", tuple(fresh.shape), gap, generator).log_()
         kept = log_acceptance(dim, k, fresh, c) >= log_u
         first = kept.byte().argmax(-1, keepdim=True)
-        done = kept.any(-1)
-        gap.view(-1)[redo[done]] = fresh.gather(-1, first).squeeze(-1)[done]
-        redo = redo[~done]
+        flat[redo] = fresh.gather(-1, first).squeeze(-1)
+        redo = redo[~kept.any(-1)]  # their numbers are overwritten in the next round
 
 
 def draw_gap(

@@ -4,6 +4,7 @@ and what it may and may not depend on."""
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from scipy import stats
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pcl import polar
+from pcl import polar, vmf
 from pcl.losses import MCInfoNCE
 from pcl.polar import random_numbers, random_stream, stream_version
 from pcl.vmf import VonMisesFisher
@@ -56,7 +57,7 @@ def test_many_draws_follow_the_law(dim: int, dtype: torch.dtype) -> None:
     """Long enough for several pieces of normal numbers, and of uniform ones."""
     n, batch = max(9_000, 56_000 // dim), 5
     q = posterior(batch, dim, torch.tensor(KAPPAS), dtype)
-    assert n * batch * dim > 2 * polar._PIECE and not polar.are_few(n, batch)
+    assert n * batch * dim > polar._PIECE and not polar.are_few(n, batch)
     z = q.sample((n,), generator=seeded(2))
     assert float((z.double().norm(dim=-1) - 1).abs().max()) < 1e-6
     assert p_value(q, z[:1000]) > 1e-3 and p_value(q, z[-1000:]) > 1e-3
@@ -97,10 +98,14 @@ def test_draws_do_not_depend_on_the_number_of_cores(dtype: torch.dtype) -> None:
     assert len(drawn[0].unique()) > 0.95 * len(drawn[0])
 
 
+@pytest.mark.parametrize("dtype", (F32, F64))
 @pytest.mark.parametrize("size", (2 * polar._PIECE + 1, 3 * polar._PIECE))
-def test_pairs_of_normal_numbers_are_independent_and_have_tails(size: int) -> None:
+def test_pairs_of_normal_numbers_are_independent_and_have_tails(
+    size: int, dtype: torch.dtype
+) -> None:
     """The two of a pair share a radius, so their squares are what could depend."""
-    z = random_numbers("normal", (size,), torch.empty(0), seeded(14)).double()
+    like = torch.empty(0, dtype=dtype)
+    z = random_numbers("normal", (size,), like, seeded(14)).double()
     assert stats.kstest(z.numpy(), "norm").pvalue > 1e-3 and bool(z.isfinite().all())
     first, second = z[: 2 * polar._PIECE].view(2, 2, -1).unbind(1)
     for power in (1, 2, 4):
@@ -108,22 +113,45 @@ def test_pairs_of_normal_numbers_are_independent_and_have_tails(size: int) -> No
         assert abs(float(torch.corrcoef(pair)[0, 1])) < 4 / polar._PIECE**0.5
     angle = torch.atan2(second, first).flatten() / (2 * torch.pi) + 0.5
     assert stats.kstest(angle.numpy(), "uniform").pvalue > 1e-3
-    far = random_numbers("normal", (1 << 22,), torch.empty(0), seeded(15)).abs()
+    far = random_numbers("normal", (1 << 22,), like, seeded(15)).abs()
     expected = 2 * stats.norm.sf(4.0) * len(far)
     assert abs(int((far > 4).sum()) - expected) < 4 * expected**0.5
 
 
-def test_draws_of_any_number_of_cores_are_the_same_points() -> None:
-    q = posterior(40, 128, torch.linspace(1, 300, 40), F32)
+@pytest.mark.parametrize(
+    ("n", "batch", "dim", "dtype"), ((90, 40, 128, F32), (60_000, 1, 10, F64))
+)
+def test_draws_of_any_number_of_cores_are_the_same_points(
+    n: int, batch: int, dim: int, dtype: torch.dtype
+) -> None:
+    q = posterior(batch, dim, torch.linspace(1, 300, batch), dtype)
     before, drawn = torch.get_num_threads(), []
     try:
         for cores in (1, 3):
             torch.set_num_threads(cores)
-            drawn.append(q.sample((90,), generator=seeded(16)))
+            drawn.append(q.sample((n,), generator=seeded(16)))
     finally:
         torch.set_num_threads(before)
-    assert q.loc.numel() * 90 > 2 * polar._PIECE
+    assert n * batch * dim > 2 * polar._PIECE
     torch.testing.assert_close(drawn[0], drawn[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dim", (2, 3, 10))
+@pytest.mark.parametrize("dtype", (F32, F64))
+def test_a_tangent_of_zeros_still_gives_a_unit_vector(
+    dim: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Generators return exact zeros now and then."""
+    usual = random_numbers
+
+    def zeros(law: str, *rest: Any) -> Tensor:
+        return usual(law, *rest).mul_(law != "normal")
+
+    monkeypatch.setattr(vmf, "random_numbers", zeros)
+    q = posterior(2, dim, 5.0, dtype)
+    for n in (4, 50_000):
+        z = q.sample((n,), generator=seeded(17))
+        assert float((z.norm(dim=-1) - 1).abs().max()) < 1e-5
 
 
 def test_a_generator_decides_and_the_global_state_stays_alone() -> None:
