@@ -88,7 +88,8 @@ def exercises_of(path: Path) -> list[tuple[int, str]]:
     cells, found = cells_of(path), []
     for cell, after in zip(cells, [*cells[1:], None], strict=True):
         if cell["cell_type"] == "markdown":
-            asked = re.search(r"^\*\*(\d)\.\*\* [^\n]+\Z", cell["source"], re.MULTILINE)
+            last = cell["source"].split("\n\n")[-1]
+            asked = re.match(r"\*\*(\d)\.\*\* ", last)
             if asked:
                 assert after and after["cell_type"] == "code", (
                     f"{path.stem}: no solution"
