@@ -13,6 +13,7 @@ COMMENT = re.compile(r"(?:^#\s.*\n)+", re.MULTILINE)
 CAPTION = re.compile(r"\*Figure(?:\s+\((?P<label>fig-[\w-]+)\))?\.\*\s+")
 SOLUTION = re.compile(r"# (Solution \d+)\n")
 FOLD = "hide-input"
+EXPERIMENTS = ("Experiment", "world_experiment", "image_experiment")
 OF_FIGURE = "Code of this figure"
 
 
@@ -33,23 +34,51 @@ def names_in(body: list[ast.stmt]) -> list[str]:
     return [n for n in found if not n.startswith("_")] or found
 
 
+def registered(body: list[ast.stmt]) -> str:
+    """The experiments or data sets that a cell registers, and what the first is about."""
+    names, about = [], []
+    for node in (n for top in body for n in ast.walk(top)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            given = {k.arg: k.value for k in node.keywords}
+            name, words = {
+                **dict.fromkeys(EXPERIMENTS, [*node.args[:2], None, None][:2]),
+                "Dataset": [given.get("name"), given.get("title")],
+            }.get(node.func.id, (None, None))
+            if isinstance(name, ast.Constant) and isinstance(words, ast.Constant):
+                names.append(str(name.value))
+                about.append(str(words.value).rstrip("."))
+    return f"{', '.join(names)}: {about[0]}" if names else ""
+
+
+def only_imports(body: list[ast.stmt]) -> bool:
+    """Does a cell bring in names, and do nothing else but name its module?"""
+    kinds = ast.Import | ast.ImportFrom | ast.If | ast.Try
+    words = (n for n in body if isinstance(n, ast.Expr))
+    return all(isinstance(n, kinds | ast.Expr) for n in body) and all(
+        isinstance(n.value, ast.Constant) for n in words
+    )
+
+
 def summary_of(source: str) -> str:
     """One line on an exported cell: its names, and what the first of them says it is."""
     body = ast.parse(source).body
     names = names_in(body)
-    if not names:
-        return "Imports" if body else "Library code"
-    shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
     kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    if not any(isinstance(node, kinds) for node in body) and (line := registered(body)):
+        return line
+    comment = COMMENT.match(source)
+    remark = (
+        first_sentence(re.sub(r"^#", "", comment[0], flags=re.M)) if comment else ""
+    )
+    if not names:
+        imports = body and only_imports(body)
+        return "Imports" if imports else remark or "Library code"
+    shown = ", ".join(names[:3]) + (" and others" if len(names) > 3 else "")
     told = [
         first_sentence(ast.get_docstring(node))
         for node in body
         if isinstance(node, kinds) and node.name in names
     ]
-    comment = COMMENT.match(source)
-    remark = (
-        first_sentence(re.sub(r"^#", "", comment[0], flags=re.M)) if comment else ""
-    )
     said = next(filter(None, told), remark)
     return f"{shown}: {said}" if said else shown
 

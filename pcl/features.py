@@ -527,6 +527,7 @@ from .datasets import File, installing, locate, npm_pack, read_archive, verify
 from .files import cache_folder
 
 # %% ../nbs/421_backbones.ipynb #421a0008
+# Two larger siblings of EfficientNet-Lite0, by name.
 for _name, _sha256 in {
     "tf_efficientnet_lite1": (
         "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"

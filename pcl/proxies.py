@@ -675,6 +675,7 @@ class ProxyFisherBingham(SoftmaxProxies):
         return ratio[:, None] * (q.loc @ b.T) + squares @ a.T - own  # eq-fbd-kl
 
 # %% ../nbs/520_nonround_proxies.ipynb #cdc52273
+# The losses of this chapter join the others by name.
 PROXY_LOSSES.update(
     {
         "nivmf": ProxyNivMF,

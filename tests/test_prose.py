@@ -88,7 +88,8 @@ def exercises_of(path: Path) -> list[tuple[int, str]]:
     cells, found = cells_of(path), []
     for cell, after in zip(cells, [*cells[1:], None], strict=True):
         if cell["cell_type"] == "markdown":
-            asked = re.search(r"^\*\*(\d)\.\*\* [^\n]+\Z", cell["source"], re.MULTILINE)
+            last = cell["source"].split("\n\n")[-1]
+            asked = re.match(r"\*\*(\d)\.\*\* ", last)
             if asked:
                 assert after and after["cell_type"] == "code", (
                     f"{path.stem}: no solution"
@@ -109,3 +110,41 @@ def test_exercises_have_folded_solutions_that_print() -> None:
             assert number == place and solution.startswith(head), path.stem
             assert "print(" in solution and "assert " not in solution, path.stem
     assert total >= 30
+
+
+@cache
+def identifiers() -> set[str]:
+    """Names of metrics and rows that only a program would say."""
+    from pcl.datasets import catalogue
+    from pcl.experiments import experiments
+    from pcl.ledger import read
+
+    names = {name for record in read().records for name in record.metrics}
+    names |= {row for e in experiments().values() for row in e.rows}
+    return {n for n in names if re.search(r"[-_]", n)} - catalogue().keys()
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_metrics_and_rows_have_words(path: Path) -> None:
+    coded = re.findall(r"`([^`\n]+)`", "\n".join(prose_of(path)))
+    assert not set(coded) & identifiers(), "say it as pcl.tables does, in words"
+
+
+def test_every_column_of_the_tables_is_words() -> None:
+    from pcl.tables import metric_in_words, row_in_words
+
+    for name in identifiers():
+        assert "_" not in metric_in_words(name).replace("κ_pos", ""), name
+    assert row_in_words("d10-told") == "D = 10, told"
+
+
+SMOKE = ("It runs", "In smoke form", "Does it still run?")
+AFTER_SMOKE = (*SMOKE, "Paper, ours, verdict", "In short", "Exercises")
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_smoke_runs_stand_at_the_end(path: Path) -> None:
+    headings = [heading for heading, _ in sections_of(path)]
+    smoke = [place for place, heading in enumerate(headings) if heading in SMOKE]
+    if smoke:
+        assert set(headings[smoke[0] :]) <= set(AFTER_SMOKE), headings[smoke[0] :]
