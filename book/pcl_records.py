@@ -4,6 +4,7 @@ caption to a page that lists the ledger."""
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
 READERS = {"results_of", "read", "scoreboard"}  # what opens the ledger in a chapter
+OPENS = re.compile(rf"\b(?:{'|'.join(READERS)})\b")
 ALL = "records"  # the whole ledger, where no experiment is named
 
 
@@ -52,9 +54,7 @@ def names_in(statement: ast.stmt) -> tuple[set[str], set[str], bool]:
     bound = stored(statement) if isinstance(statement, ast.Assign | ast.For) else own
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         bound = {statement.name}
-    calls = [n.func for n in inside if isinstance(n, ast.Call)]
-    opens = any(isinstance(f, ast.Name) and f.id in READERS for f in calls)
-    return used, bound, opens
+    return used, bound, bool(used & READERS)
 
 
 def texts_in(node: ast.AST) -> list[str]:
@@ -100,7 +100,7 @@ def records_behind(
     known: set[str],  # experiments with records
 ) -> dict[int, list[str]]:
     """By the position of a code cell, the experiments whose records it leads back to."""
-    if not any(f"{name}(" in "".join(c["source"]) for c in cells for name in READERS):
+    if not any(OPENS.search("".join(cell["source"])) for cell in cells):
         return {}
     chapter, found = Chapter(known), {}
     code = {

@@ -298,6 +298,72 @@ def test_drawings_turn_for_dark_pages_and_pictures_stay(root: Path) -> None:
         assert max(parts) > 120, f"{colour} cannot be seen on a dark page"
 
 
+def test_a_drawing_has_a_second_layout_where_there_is_one(
+    root: Path, tmp_path: Path
+) -> None:
+    run, page = load(root, "pcl_run"), load(root, "pcl_page")
+    drawn = "<svg>\n</svg>\n"
+    output = {
+        "data": {run.DRAWING: drawn},
+        "metadata": {run.DRAWING: {"phone": "<svg>narrow</svg>"}},
+    }
+    run.take_phone_layouts([output, {"output_type": "stream"}], tmp_path)
+    assert output["metadata"] == {run.DRAWING: {}}  # not kept twice
+    (layout,) = tmp_path.iterdir()
+    assert layout.read_text() == "<svg>narrow</svg>"
+    stem = layout.name.removesuffix("-phone.svg")
+    for name, narrow in ((stem, True), ("another", False)):
+        image = page.PICTURE.match(f'<img alt="a" src="../_images/{name}.svg" />')
+        shown = page.two_pictures(image, tmp_path)
+        assert shown.count("<img") == 2 and shown.count("<source") == 2 * narrow
+        assert (f"{name}-phone-dark.svg" in shown) is narrow
+
+
+READS = {
+    "one": ['runs = results_of("table1")', "plot(runs)"],
+    "among": [
+        'NAMES = ("table1", "recovery", "modes")\n'
+        "found = {name: results_of(name) for name in NAMES}",
+        'for kind in ("a", "b"):\n    draw(found["modes"].row(kind))',
+    ],
+    "computed": [
+        'runs = results_of("table1")',
+        "for runs in range(3):\n    plot(runs)",
+    ],
+    "unpacked": ['a, b = map(results_of, ("table1", "modes"))', "plot(b)"],
+    "later": [
+        "def last(name):\n    return ledger.where(name)\nledger = read()\n"
+        'rows = last("recovery")',
+        "plot(rows)",
+    ],
+    "compared": [
+        'runs = [r for n in ("table1", "modes") for r in results_of(n)]',
+        'for r in runs:\n    plot(r, bold=r.name == "modes")',
+    ],
+    "whole": ["board = scoreboard(read())", "plot(board)"],
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "behind"),
+    [
+        ("one", ["table1"]),
+        ("among", ["modes"]),
+        ("computed", []),
+        ("unpacked", ["modes"]),
+        ("later", ["recovery"]),
+        ("compared", ["modes", "table1"]),
+        ("whole", ["records"]),
+    ],
+)
+def test_a_figure_knows_the_records_behind_it(
+    root: Path, case: str, behind: list[str]
+) -> None:
+    cells = [{"cell_type": "code", "source": text} for text in READS[case]]
+    known = {"table1", "recovery", "modes"}
+    assert load(root, "pcl_records").records_behind(cells, known)[1] == behind
+
+
 DRAWN = """import matplotlib.pyplot as plt
 from matplotlib_inline.backend_inline import set_matplotlib_formats
 set_matplotlib_formats("svg")

@@ -111,6 +111,11 @@ def open_page(browser: webdriver.Chrome, url: str) -> None:
     WebDriverWait(browser, 300).until(lambda b: b.execute_script(done))
 
 
+def read_page(page: str) -> str:
+    """The text of a built page."""
+    return (HTML / page).read_text(encoding="utf-8")
+
+
 def requests(browser: webdriver.Chrome) -> list[str]:
     """The addresses the page asked for, data and blob URLs left out."""
     events = (
@@ -371,8 +376,118 @@ def test_a_dark_page_shows_drawings_without_a_card(browser: webdriver.Chrome) ->
     assert {colour for _, colour in found} == {"rgba(0, 0, 0, 0)"}
 
 
+def test_every_figure_leads_to_its_cell_and_to_its_records() -> None:
+    targets = set(re.findall(r'id="(records[\w-]*)"', read_page("nbs/records.html")))
+    links = 0
+    for page in pages():
+        text = read_page(page)
+        captions = re.findall(
+            r'<figure class="[^"]*pcl-figure.*?</figure>', text, re.DOTALL
+        )
+        for caption in captions:
+            assert "#code-of-figure-" in caption, f"{page}: {caption[-300:]}"
+            found = re.findall(r'href="records\.html#([\w-]+)"', caption)
+            assert set(found) <= targets, page
+            links += len(found)
+    assert links > 50
+
+
+def smallest_type(drawing: str) -> tuple[float, float]:
+    """Width of a drawing and of its smallest type, in the same units; matplotlib draws
+    letters as paths of a hundred units, scaled."""
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', drawing)[1])
+    sizes = re.findall(r"scale\(([\d.]+) -[\d.]+\)", drawing)
+    return width, 100 * min(map(float, sizes), default=1.0)
+
+
+def test_type_is_nine_pixels_or_more_on_a_phone() -> None:
+    room = 358  # of a phone of 390, as the test below measures
+    small = []
+    for page in pages():
+        text = read_page(page)
+        for cell in re.findall(
+            r'<div class="cell_output.*?</div>\s*</div>', text, re.S
+        ):
+            drawn = re.findall(r'src="\.\./(_images/[^"]+(?<!-dark)\.svg)"', cell)
+            layouts = re.findall(r'srcset="\.\./(_images/[^"]+-phone\.svg)"', cell)
+            assert len(layouts) == len(drawn), f"{page}: a figure without a layout"
+            for name in layouts:
+                width, least = smallest_type((HTML / name).read_text("utf-8"))
+                # Points are four thirds of a pixel, and what is too wide is scaled.
+                pixels = least * min(4 / 3, room / width)
+                if pixels < 9:
+                    small.append((page, name, round(pixels, 1)))
+    assert small == []
+
+
+def test_a_phone_shows_the_narrow_layout(browser: webdriver.Chrome) -> None:
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    try:
+        open_page(browser, (HTML / "nbs" / "930_plots.html").as_uri())
+        shown = """const image = document.querySelector('.cell_output .pcl-light img');
+            image.loading = 'eager';
+            await image.decode();
+            const box = image.getBoundingClientRect();
+            return [image.currentSrc, box.left, box.right, box.width,
+                    image.closest('.cell_output').clientWidth];"""
+        source, left, right, width, room = browser.execute_script(shown)
+        assert source.endswith("-phone.svg") and left >= 0 and right <= PHONE["width"]
+        assert room >= 358 and width <= room
+        type_of = "return getComputedStyle(document.querySelector('.pcl-touch svg text')).fontSize"
+        scale = """const svg = document.querySelector('.pcl-touch svg');
+            return svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"""
+        open_page(browser, (HTML / "nbs" / "345_samples.html").as_uri())
+        size = float(browser.execute_script(type_of).removesuffix("px"))
+        assert size * browser.execute_script(scale) >= 9
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_training_on_the_circle_plays_and_pauses(browser: webdriver.Chrome) -> None:
+    open_page(browser, (HTML / "nbs" / "340_recovery.html").as_uri())
+    figure = browser.find_element(By.CSS_SELECTOR, '.pcl-touch[data-kind="circle"]')
+    slider = figure.find_element(By.CSS_SELECTOR, "input[type=range]")
+    button = figure.find_element(By.CSS_SELECTOR, "button")
+
+    def place() -> int:
+        return int(slider.get_property("value"))
+
+    last = place()
+    assert last == int(slider.get_attribute("max"))  # at first the end is shown
+    button.send_keys(Keys.ENTER)
+    WebDriverWait(browser, 300).until(lambda b: 0 < place() < last)
+    assert button.text == "Pause"
+    button.send_keys(Keys.ENTER)
+    paused = place()
+    assert button.text == "Play" and 0 < paused <= last
+    slider.send_keys(Keys.HOME)
+    told = figure.find_element(By.CSS_SELECTOR, ".pcl-told").text
+    assert place() == 0 and "step 0:" in told
+    assert len(figure.find_elements(By.CSS_SELECTOR, "svg")) == 2
+
+
+def test_anchors_rule_the_other_world_out(browser: webdriver.Chrome) -> None:
+    open_page(browser, (HTML / "nbs" / "240_mixtures.html").as_uri())
+    figure = browser.find_element(By.CSS_SELECTOR, '.pcl-touch[data-kind="anchors"]')
+    count = figure.find_element(By.CSS_SELECTOR, "input[type=range]")
+
+    def told() -> str:
+        return figure.find_element(By.CSS_SELECTOR, ".pcl-told").text
+
+    count.send_keys(Keys.HOME)
+    assert "Without anchors" in told()
+    count.send_keys(Keys.ARROW_RIGHT)
+    assert "nothing rules it out" in told()
+    count.send_keys(Keys.ARROW_RIGHT * 3)
+    assert "it is ruled out" in told()
+
+
 @pytest.mark.parametrize(
-    "page", ["nbs/345_samples.html", "nbs/370_scale.html", "nbs/430_retrieval.html"]
+    "page",
+    [
+        *("nbs/240_mixtures.html", "nbs/340_recovery.html", "nbs/345_samples.html"),
+        *("nbs/370_scale.html", "nbs/430_retrieval.html"),
+    ],
 )
 def test_a_figure_that_moves_answers_the_arrow_keys(
     browser: webdriver.Chrome, page: str

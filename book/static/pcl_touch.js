@@ -242,7 +242,7 @@
 
   // A posterior in two worlds whose inputs have the same table of pair ratios, and what anchors with one mode see of it.
   function anchors(figure, data) {
-    const n = 300, mid = n / 2, R = 82, W = 320, H = 300, left = 44, right = 10, top = 12, bottom = 44, turn = Math.PI / 180;
+    const n = 300, mid = n / 2, R = 84, W = 320, H = 300, left = 44, right = 20, top = 12, bottom = 44, turn = Math.PI / 180;
     const sum = (coefficients, t) => coefficients.reduce((all, c, l) => all + c * Math.cos(l * t), 0);
     const parts = (world, v, by, sign) =>
       world.angles.map((angle, j) => world.weights[j] * sum(data.ratio, v - by - sign * angle));
@@ -263,7 +263,7 @@
     const high = 1.15 * Math.max(...round.flatMap(t => [ratio(one, t), ratio(two, t)]));
     const px = t => left + (t / (2 * Math.PI) + 0.5) * (W - left - right), py = y => top + (1 - y / high) * (H - top - bottom);
     const path = f => round.map((t, i) => `${i ? "L" : "M"}${px(t).toFixed(1)} ${py(f(t)).toFixed(1)}`).join("");
-    const bump = (world, by, sign) => outline(round, t => R * (1 + 0.75 * density(world, t, by, sign)), mid);
+    const bump = (world, by, sign) => outline(round, t => R * (1 + 1.1 * density(world, t, by, sign)), mid);
     for (const degrees of [-180, -90, 0, 90, 180]) {
       const x = px(degrees * turn);
       plot.append(make("line", { class: "grid", x1: x, x2: x, y1: top, y2: H - bottom }));
