@@ -454,7 +454,7 @@ def look_at_circle(
     x: Tensor,  # observations of a process on the circle
     n_paired: int,  # the first so many are compared in pairs
 ) -> dict[str, float]:
-    """The comparison, and where the first posteriors are, by angle and concentration.
+    """The comparison, and the first posteriors by angle and concentration.
 
     Args:
         encoder (nn.Module)
