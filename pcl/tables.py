@@ -407,7 +407,7 @@ def measured(
             columns |= {m: column} if any(column) else {}
     for i, row in enumerate(known):
         mine, cells = runs.row(row), [_mean_cell(c[i]) for c in columns.values()]
-        spent = format_seconds(sum(r.seconds for r in mine))
+        spent = format_seconds(sum(r.seconds for r in mine)).replace(" ", "&nbsp;")
         runtime = f"{len(mine)}&nbsp;&times;&nbsp;{escape(preset)}, {spent}"
         title = html_words(row_in_words(row, name), row)
         lines.append([title, *cells, runtime if mine else html_verdict("not yet run")])
