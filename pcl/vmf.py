@@ -576,6 +576,8 @@ class VonMisesFisher(Distribution):
         shape = self._extended_shape(torch.Size(sample_shape))
         rows, kappa = self.loc.reshape(-1, self.dim), self.concentration.reshape(-1)
         n = math.prod(torch.Size(sample_shape))
+        if rows.is_meta:  # a shape is all there is
+            return rows.new_empty(shape)
         # half a float's digits would leave the sphere
         with torch.autocast(rows.device.type, enabled=False):
             ticket = draw_ticket(rows, generator)

@@ -831,6 +831,12 @@ def test_the_closed_form_in_three_dimensions_keeps_its_far_tail(kappa: float) ->
 # ---- in good standing among torch's distributions
 
 
+def test_without_values_draws_have_their_shape() -> None:
+    loc, kappa = torch.empty(3, 4, device="meta"), torch.empty(3, device="meta")
+    z = VonMisesFisher(loc, kappa, validate_args=False).rsample((2, 5))
+    assert z.is_meta and z.shape == (2, 5, 3, 4)
+
+
 def test_an_empty_batch_has_empty_answers() -> None:
     loc = torch.empty(0, 5, requires_grad=True)
     kappa = torch.empty(0, requires_grad=True)
