@@ -125,7 +125,8 @@ def record_links(docname: str, experiments: list[str]) -> nodes.inline:
         words |= {"refdoc": docname, "refexplicit": True, "refwarn": True}
         link = addnodes.pending_xref("", nodes.inline("", said), **words)
         line += [*([nodes.Text(", ")] if count else []), link]
-    return line + nodes.Text(".")
+    line += nodes.Text(".")
+    return line
 
 
 class RecordList(SphinxDirective):
@@ -156,7 +157,8 @@ class RecordList(SphinxDirective):
                 name = nodes.literal("", row)
                 line = nodes.paragraph("", "", name, nodes.Text(told))
                 lines += nodes.list_item("", line)
-            sections += [section + lines]
+            section += lines
+            sections.append(section)
         return sections
 
 
