@@ -82,8 +82,9 @@ def _draw(
     cosine = 1 - gap
     # gap (1 + cosine) = 1 - cosine^2
     sine = torch.addcmul(gap, gap, cosine).sqrt_().div_(length)
-    for parts in zip(*(x.split(rows) for x in (z, sine, cosine)), strict=True):
-        _place(*parts, h, weight)
+    pieces = (x.split(rows) for x in (z, sine, cosine))
+    for part, s, c in zip(*pieces, strict=True):
+        _place(part, s, c, h, weight)
     return z, gap
 
 # %% ../nbs/120_vmf.ipynb #4ebccdee

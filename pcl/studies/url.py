@@ -549,7 +549,7 @@ TRAINED = (*ELEVEN, "exact-posterior", "pair")
 FREE = ("feature-norm", "energy", "neighbour-within", "local-margin")
 SMOKE = {"upstream": "generated", "trials": 2, "steps": 4, "dim": 4, "hidden": 8}
 PAPER = {"steps": 2000, "dim": 512, "hidden": 1024, "most": 0}
-LARGER = {"upstream": "tiny", "backbone": "tf_efficientnet_lite2"}
+LARGER: dict[str, Any] = {"upstream": "tiny", "backbone": "tf_efficientnet_lite2"}
 LARGER |= {"sets": "cub cars", "crops": False}
 for _name, _question, _measure, _rows in (
     (
