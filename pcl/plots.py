@@ -196,9 +196,7 @@ def for_phone(fig: "Figure") -> None:
         text.set_fontsize(max(float(text.get_fontsize()), SMALLEST))
     sizes = (float(text.get_fontsize()) for text in _texts(fig))
     width = PHONE / READABLE * min(sizes, default=SMALLEST) / 72
-    with warnings.catch_warnings():  # of layouts on the way, which do not fit yet
-        warnings.simplefilter("ignore")
-        _lay_out(fig, min(width, fig.get_size_inches()[0]))
+    _lay_out(fig, min(width, fig.get_size_inches()[0]))
 
 
 def two_layouts(fig: "Figure") -> tuple[str, dict[str, str]]:
@@ -206,8 +204,10 @@ def two_layouts(fig: "Figure") -> tuple[str, dict[str, str]]:
     from IPython.core.pylabtools import print_figure
 
     drawn = print_figure(fig, "svg")
-    for_phone(fig)
-    return drawn, {"phone": print_figure(fig, "svg", pad_inches=0.02)}
+    with warnings.catch_warnings():  # of layouts on the way, which do not fit yet
+        warnings.simplefilter("ignore")
+        for_phone(fig)
+        return drawn, {"phone": print_figure(fig, "svg", pad_inches=0.02)}
 
 # %% ../nbs/930_plots.ipynb #cb00df69
 def use_style() -> None:

@@ -433,12 +433,13 @@ def test_a_phone_shows_the_narrow_layout(browser: webdriver.Chrome) -> None:
         source, left, right, width, room = browser.execute_script(shown)
         assert source.endswith("-phone.svg") and left >= 0 and right <= PHONE["width"]
         assert room >= 358 and width <= room
-        type_of = "return getComputedStyle(document.querySelector('.pcl-touch svg text')).fontSize"
-        scale = """const svg = document.querySelector('.pcl-touch svg');
-            return svg.getBoundingClientRect().width / svg.viewBox.baseVal.width"""
-        open_page(browser, (HTML / "nbs" / "345_samples.html").as_uri())
-        size = float(browser.execute_script(type_of).removesuffix("px"))
-        assert size * browser.execute_script(scale) >= 9
+        type_of = """const text = document.querySelector('.pcl-touch svg text');
+            const svg = text.closest('svg');
+            return parseFloat(getComputedStyle(text).fontSize)
+                * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;"""
+        for page in ("240_mixtures", "345_samples"):
+            open_page(browser, (HTML / "nbs" / f"{page}.html").as_uri())
+            assert browser.execute_script(type_of) >= 9
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
