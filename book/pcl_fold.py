@@ -13,6 +13,7 @@ COMMENT = re.compile(r"(?:^#\s.*\n)+", re.MULTILINE)
 CAPTION = re.compile(r"\*Figure(?:\s+\((?P<label>fig-[\w-]+)\))?\.\*\s+")
 SOLUTION = re.compile(r"# (Solution \d+)\n")
 FOLD = "hide-input"
+WHOLE = "hide-cell"  # a solution hides what it prints, too
 EXPERIMENTS = ("Experiment", "world_experiment", "image_experiment")
 OF_FIGURE = "Code of this figure"
 
@@ -88,12 +89,10 @@ def asserts(source: str) -> bool:
     return any(isinstance(node, ast.Assert) for node in ast.parse(source).body)
 
 
-def fold(cell: dict[str, Any], line: str) -> None:
-    """Fold the input of a cell under a line."""
+def fold(cell: dict[str, Any], line: str, how: str = FOLD) -> None:
+    """Fold a cell under a line: its code, or all of it."""
     tags = cell["metadata"].setdefault("tags", [])
-    tags[:] = [tag for tag in tags if tag != "remove-input"] + [FOLD] * (
-        FOLD not in tags
-    )
+    tags[:] = [tag for tag in tags if tag not in ("remove-input", FOLD)] + [how]
     prompts = {"code_prompt_show": line, "code_prompt_hide": line}
     cell["metadata"]["mystnb"] = cell["metadata"].get("mystnb", {}) | prompts
 
@@ -125,4 +124,4 @@ def fold_cells(
             fold(cell, OF_FIGURE)
         elif solution := SOLUTION.match(source):
             cell["source"] = source[solution.end() :].lstrip("\n")
-            fold(cell, solution[1])
+            fold(cell, solution[1], WHOLE)

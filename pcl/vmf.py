@@ -49,16 +49,6 @@ def _place(z: Tensor, sine: Tensor, cosine: Tensor, h: Tensor, weight: Tensor) -
     z.addcmul_(along.unsqueeze(-1), h)
 
 
-def _split(z: Tensor, axial: Tensor, length: Tensor) -> None:
-    """Take the first coordinates out of normal vectors (n, batch, D), and measure what
-    is left of them."""
-    axial.copy_(z[..., 0])
-    z[..., 0] = 0
-    # generators do return exact zeros, if rarely: a tangent always has a length
-    z[..., 1] += math.sqrt(torch.finfo(z.dtype).tiny)
-    torch.linalg.vector_norm(z, dim=-1, out=length)
-
-
 def _draw(
     loc: Tensor, kappa: Tensor, n: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
@@ -66,11 +56,11 @@ def _draw(
     with their gaps 1 - cos (n, batch)."""
     dim = loc.shape[-1]
     z = random_numbers("normal", (n, *loc.shape), loc, generator)
-    whole = z.device.type != "cpu" or stream_version() == 1
-    rows = max(1, n if whole else _BLOCK // max(1, loc.numel()))
-    axial, length = loc.new_empty(2, n, len(loc))
-    for parts in zip(*(x.split(rows) for x in (z, axial, length)), strict=True):
-        _split(*parts)
+    axial = z[..., 0].clone()
+    z[..., 0] = 0
+    # generators do return exact zeros, if rarely: a tangent always has a length
+    z[..., 1] += math.sqrt(torch.finfo(z.dtype).tiny)
+    length = torch.linalg.vector_norm(z, dim=-1)
     if dim != 3 and are_few(n, len(loc)):
         gap = first_accepted(dim, capped_kappa(kappa), n, generator)
     else:
@@ -82,6 +72,8 @@ def _draw(
     cosine = 1 - gap
     # gap (1 + cosine) = 1 - cosine^2
     sine = torch.addcmul(gap, gap, cosine).sqrt_().div_(length)
+    whole = z.device.type != "cpu" or stream_version() == 1
+    rows = max(1, n if whole else _BLOCK // max(1, loc.numel()))
     pieces = (x.split(rows) for x in (z, sine, cosine))
     for part, s, c in zip(*pieces, strict=True):
         _place(part, s, c, h, weight)

@@ -281,6 +281,13 @@ def test_no_folded_cell_holds_an_assertion(root: Path, extension: ModuleType) ->
                 assert not found, f"{path.name} folds {found[0]}"
 
 
+def test_a_solution_is_folded_with_what_it_prints(root: Path) -> None:
+    tags = {"tags": ["hide-input"]}
+    cell = {"cell_type": "code", "source": "# Solution 1\nprint(1)\n", "metadata": tags}
+    load(root, "pcl_fold").fold_cells([cell], set())
+    assert tags["tags"] == ["hide-cell"] and cell["source"] == "print(1)\n"
+
+
 def test_links_to_other_services_come_from_one_setting(extension: ModuleType) -> None:
     assert extension.launch_links("", "260_losses") == ""
     links = extension.launch_links("someone/pcl@stable", "260_losses")
