@@ -206,6 +206,8 @@ def on_lists(app: Any, document: nodes.document) -> None:
     """Remember which pages have lists."""
     if next(iter(document.findall(listing)), None) is not None:
         app.env.__dict__.setdefault("pcl_lists", set()).add(app.env.docname)
+        # The formulas come with the lists, after Sphinx has looked for some.
+        app.env.get_domain("math").data["has_equations"][app.env.docname] = True
 
 
 def connect(app: Any) -> None:
