@@ -11,6 +11,7 @@ from docutils.parsers.rst import directives
 from pcl_fold import CAPTION, is_caption
 from pcl_records import record_links
 from sphinx.transforms import SphinxTransform
+from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import clean_astext, make_refnode
 
@@ -105,22 +106,47 @@ class Listing(SphinxDirective):
         return [listing(kind=kind)]
 
 
-def entries_of(document: nodes.document) -> list[tuple[str, str, str, str]]:
-    """Kind, counter, anchor and text of the figures and theorems on a page."""
+Entry = tuple[str, str, str, str, list[nodes.Node]]
+
+
+def finding_of(caption: nodes.caption) -> list[nodes.Node]:
+    """The first sentence of a caption, with its formulas and links."""
+    kept: list[nodes.Node] = []
+    for child in caption.children:
+        if isinstance(child, nodes.Text):
+            head, end, _ = str(child).partition(". ")
+            kept.append(nodes.Text(head + end.strip()))
+            if end:
+                break
+        elif "pcl-made-by" not in child.get("classes", ()):
+            copied = child.deepcopy()
+            for node in copied.findall(nodes.Element):
+                node["ids"] = []  # the anchors stay where the figure is
+            kept.append(copied)
+    return kept
+
+
+def entries_of(document: nodes.document) -> list[Entry]:
+    """Kind, counter, anchor, name and text of the figures and theorems on a page."""
     found = []
     for node in document.findall(nodes.Element):
         if isinstance(node, nodes.figure) and node["ids"]:
             caption = next(iter(node.findall(nodes.caption)), None)
             if caption is not None:
+<<<<<<< HEAD
                 bare = caption.deepcopy()
                 for part in list(bare.findall(nodes.Element)):
                     if "pcl-made-by" in part["classes"]:
                         part.parent.remove(part)
                 found.append(("figures", "figure", node["ids"][0], clean_astext(bare)))
+=======
+                place = ("figures", "figure", node["ids"][0], "Figure")
+                found.append((*place, finding_of(caption)))
+>>>>>>> wt-20c
         elif node.get("realtype") and node.get("countertype"):
             kind = node["realtype"].capitalize()
-            text = f"{kind}|{node.get('title', '')}"
-            found.append(("theorems", node["countertype"], node["ids"][0], text))
+            place = ("theorems", node["countertype"], node["ids"][0], kind)
+            found.append((*place, [nodes.Text(node.get("title", ""))]))
     return found
 
 
@@ -156,40 +182,41 @@ def on_merge(app: Any, env: Any, docnames: list[str], other: Any) -> None:
 
 
 def first_sentence(text: str) -> str:
-    """A caption's finding: its first sentence, without what may be long after it."""
+    """What a text says first, without what may be long after it."""
     head, dot, _ = " ".join(text.split()).partition(". ")
     return head + dot.strip()
 
 
-def item_of(app: Any, docname: str, page: str, entry: tuple[str, ...]) -> nodes.Node:
+def item_of(app: Any, docname: str, page: str, entry: Entry) -> nodes.Node:
     """One line of a list."""
-    kind, counter, anchor, text = entry
+    _, counter, anchor, word, said = entry
     numbers = app.env.toc_fignumbers.get(page, {}).get(counter, {}).get(anchor, ())
     number = ".".join(map(str, numbers))
-    word, text = ("Figure", text) if kind == "figures" else text.split("|", 1)
     link = make_refnode(
         app.builder, docname, page, anchor, nodes.Text(f"{word} {number}".strip())
     )
-    line = nodes.paragraph("", "", link)
-    said = first_sentence(text) if kind == "figures" else text
-    line += nodes.Text(f" {said}" if said else "")
-    return nodes.list_item("", line)
+    copies = [node.deepcopy() for node in said]
+    return nodes.list_item("", nodes.paragraph("", "", link, nodes.Text(" "), *copies))
 
 
-def fill(app: Any, document: nodes.document, docname: str) -> None:
+class Fill(SphinxPostTransform):
     """Write the lists, chapter by chapter."""
-    entries = getattr(app.env, "pcl_entries", {})
-    for place in list(document.findall(listing)):
-        parts: list[nodes.Node] = []
-        for page in sorted(entries, key=lambda name: ("/intro" not in name, name)):
-            mine = [entry for entry in entries[page] if entry[0] == place["kind"]]
-            if not mine:
-                continue
-            title = clean_astext(app.env.titles[page])
-            rubric = nodes.rubric("", title)
-            items = [item_of(app, docname, page, entry) for entry in mine]
-            parts += [rubric, nodes.bullet_list("", *items, classes=["pcl-list"])]
-        place.replace_self(parts or [nodes.paragraph("", "None yet.")])
+
+    default_priority = 5  # before links are resolved: captions have some
+
+    def run(self, **kwargs: Any) -> None:
+        """Put the lists where their placeholders stand."""
+        entries = getattr(self.env, "pcl_entries", {})
+        for place in list(self.document.findall(listing)):
+            parts: list[nodes.Node] = []
+            for page in sorted(entries, key=lambda name: ("/intro" not in name, name)):
+                mine = [entry for entry in entries[page] if entry[0] == place["kind"]]
+                if not mine:
+                    continue
+                rubric = nodes.rubric("", clean_astext(self.env.titles[page]))
+                items = [item_of(self.app, self.env.docname, page, e) for e in mine]
+                parts += [rubric, nodes.bullet_list("", *items, classes=["pcl-list"])]
+            place.replace_self(parts or [nodes.paragraph("", "None yet.")])
 
 
 def on_outdated(app: Any, env: Any, *changed: set[str]) -> list[str]:
@@ -203,6 +230,8 @@ def on_lists(app: Any, document: nodes.document) -> None:
     """Remember which pages have lists."""
     if next(iter(document.findall(listing)), None) is not None:
         app.env.__dict__.setdefault("pcl_lists", set()).add(app.env.docname)
+        # The formulas come with the lists, after Sphinx has looked for some.
+        app.env.get_domain("math").data["has_equations"][app.env.docname] = True
 
 
 def connect(app: Any) -> None:
@@ -211,10 +240,10 @@ def connect(app: Any) -> None:
     app.add_directive("pcl-list", Listing)
     app.add_node(listing)
     app.add_transform(LinkToCode)
+    app.add_post_transform(Fill)
     app.connect("doctree-read", on_doctree_read)
     app.connect("doctree-read", on_lists)
     app.connect("env-purge-doc", on_purge)
     app.connect("env-merge-info", on_merge)
     app.connect("env-get-outdated", on_outdated)
-    app.connect("doctree-resolved", fill)
     app.connect("doctree-resolved", define_terms)

@@ -24,12 +24,17 @@ PICTURE = re.compile(
     r'<img\b(?P<head>[^>]*?)\ssrc="(?P<stem>[^"]*_images/[^"]+)\.svg"(?P<tail>[^>]*)>'
 )
 # What screen readers would stumble over: a name that hides the line it names, a list
-# without items.
+# without items. And tables become narrower where a line may break before an error.
 MENDED = {
     '<summary aria-label="Toggle hidden content">': "<summary>",
     '<div role="list" class="citation-list">': '<div class="citation-list">',
+    "&nbsp;±": " ±",
 }
+<<<<<<< HEAD
 NARROW = '<source media="(max-width: 600px)" srcset="{source}">'
+=======
+COLUMN = re.compile(r'(<th scope="col"[^>]*><code[^>]*>)(\w+)')
+>>>>>>> wt-20c
 LEAST = 0.5  # lightness of a colour on a dark page
 CITE = (
     '<p class="pcl-cite">Cite this page: {author}. <cite>{title}</cite>. In {book}, '
@@ -45,8 +50,8 @@ def on_dark(colour: str) -> str:
         return known
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     hue, light, sat = colorsys.rgb_to_hls(*parts)
-    if max(parts) - min(parts) < 0.06:
-        light = 0.93 - 0.83 * light
+    if max(parts) - min(parts) < 0.08:
+        light, sat = 0.93 - 0.83 * light, 0.0
     elif light < LEAST:
         light = LEAST + 0.3 * light
     mixed = colorsys.hls_to_rgb(hue, light, sat)
@@ -110,8 +115,13 @@ def on_page(
     body = context["body"]
     for found, better in MENDED.items():
         body = body.replace(found, better)
+<<<<<<< HEAD
     folder = Path(app.outdir) / "_images"
     body = PICTURE.sub(lambda match: two_pictures(match, folder), body)
+=======
+    body = COLUMN.sub(lambda m: m[1] + m[2].replace("_", "_<wbr>"), body)
+    body = PICTURE.sub(two_pictures, body)
+>>>>>>> wt-20c
     context["body"] = body + cite_line(app, context.get("title", name))
 
 

@@ -159,6 +159,10 @@ CUT_OFF = """document.querySelectorAll('article details').forEach(d => { d.open 
 UNSEEN = """return [...document.querySelectorAll('table.pcl-cards tbody tr')].filter(row => {
     const box = row.lastElementChild.getBoundingClientRect();
     return box.width === 0 || box.left < 0 || box.right > innerWidth; }).map(r => r.textContent.slice(0, 200))"""
+# Tables that do not fit on a desk.
+TOO_WIDE = """const room = document.querySelector('article').clientWidth + 1;
+    return [...document.querySelectorAll('article table')].filter(t => t.offsetWidth > room)
+    .map(t => t.textContent.slice(0, 200))"""
 # What scrolls sideways and cannot be reached from the keyboard.
 UNREACHED = """return [...document.querySelectorAll('article *')].filter(e =>
     e.scrollWidth > e.clientWidth + 1 && e.clientWidth && !e.closest('[tabindex]')
@@ -189,7 +193,8 @@ def test_page_served_is_typeset_described_and_fits_a_phone(
         # Raw TeX in running text (code may contain it): delimiters or environments that the parser did not take.
         raw = r"""const a = document.querySelector('article').cloneNode(true);
                   a.querySelectorAll('pre, code, .math, mjx-container, script, style').forEach(e => e.remove());
-                  return (a.textContent.match(/\$[^$\n]{1,80}\$|\\\(|\\begin\{|\\frac|\{eq\}|\{prf:|\{cite\}|#\|/g) || [])"""
+                  return (a.textContent.match(
+                      /\$[^$\n]{1,80}\$|\\\(|\\(?:begin|frac|hat|kappa|math[a-z]+|mu)\b|\{eq\}|\{prf:|\{cite\}|#\|/g) || [])"""
         assert browser.execute_script(raw) == []
         width = browser.execute_script("return document.documentElement.scrollWidth")
         wide = """return [...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > 391)
@@ -203,6 +208,7 @@ def test_page_served_is_typeset_described_and_fits_a_phone(
         assert browser.execute_script(CUT_OFF) == []
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
         assert browser.execute_script(CUT_OFF) == []
+        assert browser.execute_script(TOO_WIDE) == []
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
