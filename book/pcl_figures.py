@@ -114,7 +114,7 @@ def finding_of(caption: nodes.caption) -> list[nodes.Node]:
     kept: list[nodes.Node] = []
     for child in caption.children:
         if isinstance(child, nodes.Text):
-            head, end, _ = str(child).partition(". ")
+            head, end, _ = str(child).replace("\n", " ").partition(". ")
             kept.append(nodes.Text(head + end.strip()))
             if end:
                 break
@@ -133,16 +133,8 @@ def entries_of(document: nodes.document) -> list[Entry]:
         if isinstance(node, nodes.figure) and node["ids"]:
             caption = next(iter(node.findall(nodes.caption)), None)
             if caption is not None:
-<<<<<<< HEAD
-                bare = caption.deepcopy()
-                for part in list(bare.findall(nodes.Element)):
-                    if "pcl-made-by" in part["classes"]:
-                        part.parent.remove(part)
-                found.append(("figures", "figure", node["ids"][0], clean_astext(bare)))
-=======
                 place = ("figures", "figure", node["ids"][0], "Figure")
                 found.append((*place, finding_of(caption)))
->>>>>>> wt-20c
         elif node.get("realtype") and node.get("countertype"):
             kind = node["realtype"].capitalize()
             place = ("theorems", node["countertype"], node["ids"][0], kind)

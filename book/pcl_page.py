@@ -30,11 +30,8 @@ MENDED = {
     '<div role="list" class="citation-list">': '<div class="citation-list">',
     "&nbsp;±": " ±",
 }
-<<<<<<< HEAD
 NARROW = '<source media="(max-width: 600px)" srcset="{source}">'
-=======
 COLUMN = re.compile(r'(<th scope="col"[^>]*><code[^>]*>)(\w+)')
->>>>>>> wt-20c
 LEAST = 0.5  # lightness of a colour on a dark page
 CITE = (
     '<p class="pcl-cite">Cite this page: {author}. <cite>{title}</cite>. In {book}, '
@@ -115,13 +112,9 @@ def on_page(
     body = context["body"]
     for found, better in MENDED.items():
         body = body.replace(found, better)
-<<<<<<< HEAD
+    body = COLUMN.sub(lambda m: m[1] + m[2].replace("_", "_<wbr>"), body)
     folder = Path(app.outdir) / "_images"
     body = PICTURE.sub(lambda match: two_pictures(match, folder), body)
-=======
-    body = COLUMN.sub(lambda m: m[1] + m[2].replace("_", "_<wbr>"), body)
-    body = PICTURE.sub(two_pictures, body)
->>>>>>> wt-20c
     context["body"] = body + cite_line(app, context.get("title", name))
 
 
