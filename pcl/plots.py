@@ -143,11 +143,15 @@ def _wrapped(
 def _wrap_names(
     ax: "Axes",
     room: float,  # in pixels
-) -> None:
+) -> int:  # how many lines that adds
     """Wrap long names to the left of an axis."""
     names = ax.get_yticklabels()
-    if any(name.get_window_extent().width > room for name in names):
-        ax.set_yticks(ax.get_yticks(), [_wrapped(name, room) for name in names])
+    wrapped = [_wrapped(name, room) for name in names]
+    before = sum(name.get_text().count("\n") for name in names)
+    more = sum(name.count("\n") for name in wrapped) - before
+    if more:
+        ax.set_yticks(ax.get_yticks(), wrapped)
+    return more
 
 
 def _fit_names(ax: "Axes") -> None:
@@ -172,8 +176,7 @@ def _lay_out(
     """Lay a drawn figure out anew in a width."""
     old, height = fig.get_size_inches()
     lines = sum(_narrow(legend, width * fig.dpi) for legend in fig.legends)
-    for ax in fig.axes:
-        _wrap_names(ax, 0.4 * width * fig.dpi)
+    lines += sum(_wrap_names(ax, 0.4 * width * fig.dpi) for ax in fig.axes)
     height *= _stack(fig, width / old)
     fig.set_size_inches(width, height + 0.2 * lines)
     fig.draw_without_rendering()
