@@ -148,7 +148,7 @@ def test_rows_as_published_have_the_authors_seeds_and_settings():
 
 LONG = {"steps": 700, "n_points": 12, "batch_size": 8, "width": 8}
 KILLED = f"""
-import os, signal
+import functools, os, signal
 from pcl.experiments import Job, experiments, record_job
 from pcl.studies import controlled
 
@@ -161,7 +161,7 @@ def compare(*args):
         os.kill(os.getpid(), signal.SIGKILL)
     return real(*args)
 
-controlled.compare = compare
+controlled.train_in_world = functools.partial(controlled.train_in_world, look=compare)
 record_job(Job("table3", "infonce", "smoke", 1))
 """
 

@@ -801,9 +801,9 @@ def some(n: int = 4) -> VonMisesFisher:
         (lambda: log_normalizer(10**30, torch.ones(1)), r"dim must be below 2\^53"),
         (
             lambda: MCInfoNCE(20.0, 2**31 - 1)(some(1000), some(1000)),
-            "can't allocate memory",
+            "Unable to allocate",
         ),
-        (lambda: some().rsample((10**13,)), "can't allocate memory"),
+        (lambda: some().rsample((10**13,)), "Unable to allocate"),
         (lambda: mlp_encoder(10**12, 10, [10]), "can't allocate memory"),
         (lambda: UniformProcess(10**7), "can't allocate memory"),
         (lambda: pair_cosines(torch.ones(1, 2).expand(10**7, 2)), "Unable to allocate"),
