@@ -4,6 +4,7 @@ all theorems. Links to the glossary carry the definition."""
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 from docutils import nodes
@@ -17,6 +18,9 @@ from sphinx.util.nodes import clean_astext, make_refnode
 
 FENCE = ":" * 8
 KINDS = ("figures", "theorems")
+# A caption that tells panels apart by their side; on a phone they stand below each other.
+SIDES = re.compile(r"\b(?:Left|Right)(?:,|:| and )|\((?:left|right)\b")
+NARROW = " On this narrow screen, left is above and right is below."
 
 
 def mark_captions(
@@ -61,6 +65,8 @@ class Caption(SphinxDirective):
         self.set_source_info(figure)
         paragraph = place[0] if place.children else nodes.paragraph()
         caption = nodes.caption("", "", *paragraph.children)
+        if SIDES.search(caption.astext()):
+            caption += nodes.inline("", NARROW, classes=["pcl-narrow"])
         if experiments := self.options.get("records", "").split():
             caption += record_links(self.env.docname, experiments)
         figure += caption
@@ -82,6 +88,7 @@ class LinkToCode(SphinxTransform):
             cell = before[-1] if before else None
             if not isinstance(cell, nodes.container) or not cell.children:
                 continue
+            words_below(figure, cell)
             code = cell.children[0]
             if code.get("nb_element") != "cell_code_source":
                 continue
@@ -89,6 +96,30 @@ class LinkToCode(SphinxTransform):
             code["ids"].append(anchor)
             link = nodes.reference("", "Code", refid=anchor, classes=["pcl-made-by"])
             figure[0].extend([nodes.Text(" "), link])
+
+
+def words_below(
+    figure: nodes.figure,  # a caption
+    cell: nodes.container,  # what stands above it
+) -> None:
+    """Put what a cell prints after its drawing below the caption."""
+    outputs = cell.children[-1]
+    if outputs.get("nb_element") != "cell_code_output":
+        return
+    drawn = [
+        number
+        for number, output in enumerate(outputs.children)
+        for part in output.findall(nodes.container)
+        if part.get("mime_type", "").startswith("image/")
+    ]
+    printed = outputs.children[drawn[-1] + 1 :] if drawn else []
+    if printed:
+        for output in printed:
+            outputs.remove(output)
+        below = cell.copy()
+        below += outputs.copy()
+        below[0].extend(printed)
+        figure.parent.insert(figure.parent.index(figure) + 1, below)
 
 
 class listing(nodes.General, nodes.Element):
@@ -118,7 +149,7 @@ def finding_of(caption: nodes.caption) -> list[nodes.Node]:
             kept.append(nodes.Text(head + end.strip()))
             if end:
                 break
-        elif "pcl-made-by" not in child.get("classes", ()):
+        elif not {"pcl-made-by", "pcl-narrow"} & set(child.get("classes", ())):
             copied = child.deepcopy()
             for node in copied.findall(nodes.Element):
                 node["ids"] = []  # the anchors stay where the figure is

@@ -15,13 +15,14 @@ SOLUTION = re.compile(r"# (Solution \d+)\n")
 FOLD = "hide-input"
 WHOLE = "hide-cell"  # a solution hides what it prints, too
 EXPERIMENTS = ("Experiment", "world_experiment", "image_experiment")
+OF_OUTPUT = "Code of what is printed below"
 OF_FIGURE = "Code of this figure"
 
 
 def first_sentence(docstring: str | None) -> str:
     """The first sentence of a docstring, on one line and without its full stop."""
     text = " ".join((docstring or "").split("\n\n")[0].split())
-    return re.split(r"(?<=[^.])\.(?:\s|$)", text)[0]
+    return re.split(r"(?<=[^.])\.(?:\s|$)", text)[0].replace("`", "")
 
 
 def names_in(body: list[ast.stmt]) -> list[str]:
@@ -125,3 +126,6 @@ def fold_cells(
         elif solution := SOLUTION.match(source):
             cell["source"] = source[solution.end() :].lstrip("\n")
             fold(cell, solution[1], WHOLE)
+        elif FOLD in tags:
+            line = summary_of(source)
+            fold(cell, line if ": " in line or line == "Imports" else OF_OUTPUT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import colorsys
 import re
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ ON_DARK = {
     "#7d8a94": "#a5b1ba",
 }
 COLOUR = re.compile(r"#[0-9a-f]{6}\b", re.IGNORECASE)
-EMBEDDED = re.compile(r"(<image\b[^>]*>)", re.DOTALL)
+GROUP = re.compile(r"(<g\b[^>]*>|</g>|<image\b[^>]*>)", re.DOTALL)
+NAMED = re.compile(r'<g\b[^>]*\bid="([\w.]+?)_\d+"')
+MAPS = {"QuadContourSet", "QuadMesh"}  # as matplotlib names its colour maps
+OVER = {"line2d", "PathCollection", "LineCollection"}  # what is drawn upon one
 PICTURE = re.compile(
     r'<img\b(?P<head>[^>]*?)\ssrc="(?P<stem>[^"]*_images/[^"]+)\.svg"(?P<tail>[^>]*)>'
 )
@@ -39,6 +43,12 @@ CITE = (
 )
 
 
+def is_grey(colour: str) -> bool:
+    """Has a colour no hue to speak of?"""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    return max(parts) - min(parts) < 0.08
+
+
 def on_dark(colour: str) -> str:
     """What a colour becomes on a dark page: greys change places, the palette has its own
     counterparts, and other colours keep their hue and become light enough."""
@@ -47,7 +57,7 @@ def on_dark(colour: str) -> str:
         return known
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     hue, light, sat = colorsys.rgb_to_hls(*parts)
-    if max(parts) - min(parts) < 0.08:
+    if is_grey(colour):
         light, sat = 0.93 - 0.83 * light, 0.0
     elif light < LEAST:
         light = LEAST + 0.3 * light
@@ -55,12 +65,41 @@ def on_dark(colour: str) -> str:
     return "#" + "".join(f"{round(255 * part):02x}" for part in mixed)
 
 
+def placed(svg: str) -> Iterator[tuple[str, list[str], int]]:
+    """The pieces of a drawing, each with the groups it is in and with its axes, counted
+    from 1."""
+    places: list[str] = []
+    axes = 0
+    for piece in GROUP.split(svg):
+        if piece.startswith("<g"):
+            name = NAMED.match(piece)
+            places = [*places, name[1] if name else ""]
+            axes += places[-1] == "axes"
+        elif piece == "</g>":
+            places = places[:-1]
+        yield piece, places, axes if "axes" in places else 0
+
+
 def dark_version(svg: str) -> str:
-    """A drawing for dark pages; pictures inside it stay as they are."""
-    pieces = EMBEDDED.split(svg)
-    pieces[::2] = [COLOUR.sub(lambda m: on_dark(m[0]), text) for text in pieces[::2]]
+    """A drawing for dark pages. Pictures and colour maps stay as they are, and what is
+    drawn upon them keeps its white and black."""
+    pieces = list(placed(svg))
+    mapped = {axes for _, places, axes in pieces if MAPS & set(places)}
+    pictured = {axes for piece, _, axes in pieces if piece.startswith("<image")}
+    done = []
+    for piece, places, axes in pieces:
+        first = (places[places.index("axes") + 1 :] or [""])[0] if axes else ""
+        upon = axes in mapped | pictured and first in OVER
+        bar = axes in mapped and first == "patch"  # the ends of a colour bar
+
+        def turn(match: re.Match[str], upon: bool = upon, bar: bool = bar) -> str:
+            kept = upon if is_grey(match[0]) else bar
+            return match[0] if kept else on_dark(match[0])
+
+        stays = piece.startswith("<image") or MAPS & set(places)
+        done.append(piece if stays else COLOUR.sub(turn, piece))
     # What has no colour of its own is black: matplotlib's text.
-    return re.sub(r"<svg\b", '<svg fill="#ededed"', "".join(pieces), count=1)
+    return re.sub(r"<svg\b", '<svg fill="#ededed"', "".join(done), count=1)
 
 
 def write_dark_versions(folder: Path) -> None:

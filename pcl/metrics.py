@@ -263,7 +263,7 @@ def linear_identifiability(
     z: Tensor | np.ndarray,  # true latents, (n, D)
     found: Tensor | np.ndarray,  # what an encoder says, (n, D')
 ) -> np.ndarray:  # (D,)
-    """R2 of each true coordinate, regressed on all found ones and a constant.
+    """R² of each true coordinate, regressed on all found ones and a constant.
 
     Args:
         z (Tensor | np.ndarray): true latents, (n, D)

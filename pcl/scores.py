@@ -25,7 +25,7 @@ RULES = {
     "magnitude": "our mean is within a factor of ten",
     "diverges": "every seed ends above the table's threshold and no curve turned back",
     "trend": "the rank correlation along the sweep has the sign and is at least 0.8",
-    "choice": "every seed picks the marked choice",
+    "choice": "every seed picks the marked choice; seeds that disagree say nothing",
     "recomputed": "ours, from the authors' released files, rounds to what is printed",
     "none": "there is nothing to compare with",
 }
@@ -101,10 +101,12 @@ _SCATTER = "our seeds scatter too widely to tell"
 _ONE_SEED = "one seed only"
 _SEEN = "training saw it"
 _ANSWERED = "the search starts at the published answer"
+_DISAGREE = "our searches disagree with each other"
 # What an inconclusive verdict lacks, by what its reason says.
 _LACKS = {
     _ONE_SEED: Cause("budget", "One seed says nothing of the next. No more were run."),
     _SCATTER: Cause("budget", "More seeds would tell. No more were run."),
+    _DISAGREE: Cause("budget", "The seed decided. No longer searches were run."),
     _SEEN: Cause("artefact of a rule", "What training was shown is not counted."),
     _ANSWERED: Cause("artefact of a rule", "An answer that was given is not counted."),
 }
@@ -173,8 +175,10 @@ def _by_choice(
     e: PublishedCell, values: Sequence[float], mean: float, error: float
 ) -> tuple[str, str]:
     agreeing = sum(v == e.value for v in values)
-    verdict = "reproduced" if agreeing == len(values) else "differs"
-    return verdict, f"{agreeing} of {len(values)} seeds pick {e.printed}"
+    text = f"{agreeing} of {len(values)} seeds pick {e.printed}"
+    if len(set(values)) > 1:
+        return "inconclusive", f"{text}; {_DISAGREE}"
+    return ("reproduced" if agreeing else "differs"), text
 
 
 def _by_digits(
@@ -399,7 +403,7 @@ def _weaknesses(e: PublishedCell, found: Values) -> list[str]:
     settings = [r.settings for _, some in found for r in some]
     weak = []
     if e.learned_from and any(s.get(e.learned_from) for s in settings):
-        weak.append(f"{_SEEN} ({e.learned_from})")
+        weak.append(f"{_SEEN} ({e.learned_from.replace('_', ' ')})")
     starts = [s.get(e.started_at) for s in settings if e.started_at in s]
     if e.printed in ("yes", "no"):
         starts = [float(bool(start)) for start in starts]

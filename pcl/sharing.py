@@ -138,14 +138,15 @@ def model_card(
     if license:
         front["license"] = license
     facts = "\n".join(f"{key}: {json.dumps(value)}" for key, value in front.items())
-    known = {key: card.get(key) for key in ("data", "images", "pairs", "loss")}
-    made = {key: value for key, value in known.items() if value}
+    facts_of = ("data", "licence", "images", "pairs", "loss")
+    made = {key: card[key] for key in facts_of if card.get(key)}
+    on = {"on": card["measured"]} if card.get("measured") else {}
     parts = [
         f"---\n{facts}\n---\n\n# {_cell(name)}",
         about,
         _USE.format(folder=_cell(name), use=use.format(features=card["features"])),
         _table("Made from", made | card.get("training", {})),
-        _table("Measured", card.get("metrics", {})),
+        _table("Measured", on | card.get("metrics", {})),
         _table("Versions", card.get("versions", {})),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -245,6 +245,7 @@ def by_infonce(
     recipe: Recipe = RECIPE,
     views: Tensor | None = None,
     temperature: float = 16.0,  # t, what cosines are multiplied by
+    loss: Callable[[float], nn.Module] = InfoNCE,
 ) -> Estimator:
     """The length of an embedding whose direction learned from pairs.
 
@@ -255,10 +256,11 @@ def by_infonce(
         recipe (Recipe)
         views (Tensor | None)
         temperature (float): t, what cosines are multiplied by
+        loss (Callable[[float], nn.Module])
     """
     with seeded(seed):
         encoder = NormEncoder(Adapter(features, recipe))
-    objective = Contrast(encoder, InfoNCE(temperature))
+    objective = Contrast(encoder, loss(temperature))
     fit(objective, paired(features, labels, views), len(features), recipe, seed)
     return _by_encoder(encoder)
 
@@ -344,6 +346,7 @@ def by_elk(
     recipe: Recipe = RECIPE,
     temperature: float = 16.0,  # t: concentration of the classes at the start
     kappa: float = 100.0,
+    loss: type[ProxyELK] = ProxyELK,
 ) -> Estimator:
     """The concentration by expected likelihoods of round classes.
 
@@ -354,10 +357,11 @@ def by_elk(
         recipe (Recipe)
         temperature (float): t: concentration of the classes at the start
         kappa (float)
+        loss (type[ProxyELK])
     """
 
     def make(n_classes: int) -> ProxyLoss:
-        return ProxyELK(n_classes, recipe.dim, kappa=temperature)
+        return loss(n_classes, recipe.dim, kappa=temperature)
 
     return _by_proxies(features, labels, seed, recipe, kappa, make)
 

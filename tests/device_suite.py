@@ -230,7 +230,7 @@ def thrice(kappa: Tensor) -> Tensor:
 
 # Parts of an operation that carries its own derivative: they are called without one.
 PLAIN = {
-    "ratio_slopes", "fit_fisher_bingham", "gap_moments", "turn_rate", "cosine_law", "solve_gap",
+    "ratio_slopes", "fit_fisher_bingham", "fit_nonisotropic", "gap_moments", "turn_rate", "cosine_law", "solve_gap",
     "bessel_top", "bessel_down", "coefficients", "clenshaw",
     "marginal_integral", "marginal_with_point", "fisher_information", "expected_rank", "pairs_needed",
 }  # fmt: skip
@@ -301,6 +301,7 @@ CALLS: dict[str, Callable[..., object]] = {
     "sample_fisher_bingham": lambda loc, f, **_: f(3 * loc, -loc.abs(), torch.Generator().manual_seed(1)),
     "saddle_fisher_bingham": lambda loc, f, **_: f(3 * loc, -loc.abs()),
     "FisherBingham": lambda loc, f, **_: of_fisher_bingham(f(3 * loc, -loc.abs()), loc.flip(0)),
+    "fit_nonisotropic": lambda loc, f, **_: (lambda fit: [fit.loc, fit.concentration])(f(directions(40).to(loc.device))),
     "fit_fisher_bingham": lambda loc, f, **_: (lambda fit: [fit.linear, fit.quadratic])(f(directions(40).to(loc.device))),
     "log_product_kernel": lambda loc, kappa, f, **_: f(FisherBingham(3 * loc, -loc.abs()), VonMisesFisher(loc, kappa)),
     "parabola_log_normalizer": lambda kappa, f, **_: f(128, kappa),
@@ -315,6 +316,9 @@ CALLS: dict[str, Callable[..., object]] = {
         4 * loc, torch.zeros_like(loc[:, 0]).long()
     ),
     "PublishedNivMF": lambda loc, f, **_: f(3, 5).to(loc.device)(
+        4 * loc, torch.zeros_like(loc[:, 0]).long()
+    ),
+    "PublishedNivMFNoFactor": lambda loc, f, **_: f(3, 5).to(loc.device)(
         4 * loc, torch.zeros_like(loc[:, 0]).long()
     ),
     "ranking_as_printed": lambda cos, kappa, f, **_: f(cos, kappa.detach()),

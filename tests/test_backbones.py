@@ -304,3 +304,12 @@ def test_features_of_a_set_are_kept_and_resumed(tmp_path: Path) -> None:
     again = Mean()
     second = set_features("generated:test", "full", again, 16, tmp_path)
     assert torch.equal(second.data, first.data) and again.seen == 1 + 2000 % 512
+
+
+def test_each_zeroth_image_is_refused_before_anything_is_computed(
+    tmp_path: Path,
+) -> None:
+    net = Mean()
+    with pytest.raises(ValueError, match="every is 0; 1 is every image"):
+        set_features("generated:test", "full", net, 16, tmp_path, every=0)
+    assert net.seen == 0

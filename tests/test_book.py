@@ -265,7 +265,9 @@ def test_a_library_cell_is_folded_under_a_line(
     assert load(root, "pcl_fold").summary_of(source) == line
 
 
-def test_no_folded_cell_holds_an_assertion(root: Path, extension: ModuleType) -> None:
+def test_no_folded_or_hidden_cell_holds_an_assertion(
+    root: Path, extension: ModuleType
+) -> None:
     fold = load(root, "pcl_fold")
     for path in (root / "nbs").glob("*.ipynb"):
         cells = json.loads(path.read_text())["cells"]
@@ -276,9 +278,13 @@ def test_no_folded_cell_holds_an_assertion(root: Path, extension: ModuleType) ->
                 extension.translate_cell(cell)
         fold.fold_cells(cells, exported)
         for cell in cells:
-            if fold.FOLD in cell["metadata"].get("tags", []):
+            tags = {fold.FOLD, "remove-input", "remove-cell"}
+            if tags & set(cell["metadata"].get("tags", [])):
                 found = [x for x in cell["source"].splitlines() if x[:7] == "assert "]
                 assert not found, f"{path.name} folds {found[0]}"
+            if {fold.FOLD, fold.WHOLE} & set(cell["metadata"].get("tags", [])):
+                line = cell["metadata"].get("mystnb", {}).get("code_prompt_show")
+                assert line, f"{path.name} folds a cell without a line on it"
 
 
 def test_a_solution_is_folded_with_what_it_prints(root: Path) -> None:
@@ -303,6 +309,20 @@ def test_drawings_turn_for_dark_pages_and_pictures_stay(root: Path) -> None:
     for colour in ("#000000", "#333333", "#0b3c5d", "#440154", "#1f77b4"):
         parts = [int(page.on_dark(colour)[i : i + 2], 16) for i in (1, 3, 5)]
         assert max(parts) > 120, f"{colour} cannot be seen on a dark page"
+
+
+def test_a_colour_map_stays_as_it_is_on_dark_pages(root: Path) -> None:
+    drawn = [
+        '<g id="axes_1"><g id="QuadContourSet_1"><path style="fill: #00224e"/></g>',
+        '<g id="line2d_1"><path style="fill: #ffffff"/></g>',
+        '<g id="patch_1"><path style="fill: #00224f"/></g>',
+        '<g id="matplotlib.axis_1"><g id="line2d_2"><path style="stroke: #000000"/>',
+        '</g></g></g><g id="axes_2"><g id="line2d_3"><path style="fill: #ffffff"/>',
+    ]
+    dark = load(root, "pcl_page").dark_version("<svg>" + "".join(drawn) + "</g></g>")
+    over_map, beside_map = dark.split('<g id="axes_2">')
+    assert "#00224e" in over_map and "#ffffff" in over_map and "#00224f" in over_map
+    assert "#000000" not in over_map and "#ffffff" not in beside_map
 
 
 def test_a_drawing_has_a_second_layout_where_there_is_one(
@@ -383,10 +403,10 @@ def test_figures_are_numbered_linked_and_listed(root: Path, tmp_path: Path) -> N
         tmp_path,
         n260_losses=[
             "# Losses\n\nSee {numref}`fig-second`.",
-            f"#| echo: false\n{DRAWN}",
+            f"#| echo: false\n{DRAWN}\nplt.show()\nprint('printed after it')",
             "*Figure.* It rises. And more.\n\nText {term}`slope` after.",
             DRAWN,
-            "*Figure (fig-second).* It rises again.",
+            "*Figure (fig-second).* It rises again. Left: how. Right: why.",
             ":::{prf:theorem} Of slopes\n:label: thm-a\nYes.\n:::",
         ],
         figures="# All\n\n```{pcl-list} figures\n```\n\n```{pcl-list} theorems\n```\n",
@@ -401,6 +421,8 @@ def test_figures_are_numbered_linked_and_listed(root: Path, tmp_path: Path) -> N
     text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
     assert "See Figure 260.2 ." in text or "See Figure 260.2." in text
     assert "Figure 260.1 It rises. And more. Code" in text
+    assert text.index("And more. Code") < text.rindex("printed after it")
+    assert text.count("left is above") == 1  # where a caption speaks of sides
     for anchor in ("figure-1", "code-of-figure-1", "code-of-figure-2"):
         assert f'id="{anchor}"' in page
     assert "Code of this figure" in page and 'title="Rise over run."' in page

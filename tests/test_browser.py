@@ -75,6 +75,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
     )
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     driver.set_page_load_timeout(300)
+    driver.set_script_timeout(300)
     yield driver
     driver.quit()
 
@@ -109,6 +110,17 @@ def open_page(browser: webdriver.Chrome, url: str) -> None:
               }
               return window.pclTypeset;"""
     WebDriverWait(browser, 300).until(lambda b: b.execute_script(done))
+
+
+# Done when the article has kept its width for a fifth of a second.
+SETTLED = """const done = arguments[arguments.length - 1];
+    const article = document.querySelector('article');
+    let width = -1, since = 0;
+    const look = now => {
+        if (article.clientWidth !== width) { width = article.clientWidth; since = now; }
+        if (now - since > 200) done(); else requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look)"""
 
 
 def read_page(page: str) -> str:
@@ -207,6 +219,7 @@ def test_page_served_is_typeset_described_and_fits_a_phone(
         assert browser.execute_script(UNREACHED) == []
         assert browser.execute_script(CUT_OFF) == []
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
+        browser.execute_async_script(SETTLED)
         assert browser.execute_script(CUT_OFF) == []
         assert browser.execute_script(TOO_WIDE) == []
     finally:
@@ -446,6 +459,33 @@ def test_a_phone_shows_the_narrow_layout(browser: webdriver.Chrome) -> None:
         for page in ("240_mixtures", "345_samples"):
             open_page(browser, (HTML / "nbs" / f"{page}.html").as_uri())
             assert browser.execute_script(type_of) >= 9
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("page", ["230_identifiability", "240_mixtures"])
+def test_a_phone_shows_formulas_whole_and_their_numbers_below(
+    browser: webdriver.Chrome, page: str
+) -> None:
+    measured = """return [...document.querySelectorAll('article mjx-container')]
+        .filter(f => f.checkVisibility() && f.querySelector('svg')).map(f => {
+            const drawn = f.querySelector('svg').getBoundingClientRect();
+            return [drawn.width - f.clientWidth, parseFloat(getComputedStyle(f).fontSize)]; })"""
+    below = """return [...document.querySelectorAll('article div.math > .eqno')].every(n =>
+        n.getBoundingClientRect().top >=
+        n.parentElement.querySelector('svg').getBoundingClientRect().bottom)"""
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    try:
+        open_page(browser, (HTML / "nbs" / f"{page}.html").as_uri())
+        usual = "return parseFloat(getComputedStyle(document.querySelector('article p')).fontSize)"
+        least = browser.execute_script(usual) * 2 / 3
+        WebDriverWait(browser, 300).until(
+            lambda b: any(size < least + 1 for _, size in b.execute_script(measured))
+        )
+        cut = [size for over, size in browser.execute_script(measured) if over > 1]
+        assert all(size < least + 0.1 for size in cut), "smaller type would do"
+        assert len(cut) <= 3
+        assert browser.execute_script(below)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

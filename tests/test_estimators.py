@@ -28,10 +28,14 @@ from pcl.published.estimators import (
     PublishedHeteroscedastic,
     PublishedMatches,
     PublishedRandomFeatures,
+    ReleasedELK,
+    ReleasedInfoNCE,
+    ReleasedMCInfoNCE,
     RoundNivMF,
     dropout_as_published,
     hib_as_published,
     nivmf_as_published,
+    released_log_normalizer,
 )
 from pcl.uncertainties import (
     ELEVEN,
@@ -541,3 +545,42 @@ def test_a_released_match_keeps_its_slope_and_draws_by_the_usual_rule():
     torch.manual_seed(0)
     along = [float(m.draw(q)[..., 0].mean()) for m in (Matches(8.0, 0.0, 500), loss)]
     assert along[1] < along[0] - 0.1
+
+
+def test_a_released_contrast_leaves_the_positive_out_and_counts_itself():
+    torch.manual_seed(0)
+    ends = nn.functional.normalize(torch.randn(6, 5, dtype=torch.float64), dim=-1)
+    e = (7.0 * ends @ ends.T).exp()
+    rows = []
+    for i in range(6):
+        mine = (i + 3) % 6
+        below = 1 + sum(e[i, j] for j in range(6) if j not in (i, mine))
+        rows.append(-((e[i, mine] + 1) / below).log())
+    wanted = torch.stack(rows).mean()
+    for kappa, loss, tolerance in (
+        (3.0, ReleasedInfoNCE(7.0), 1e-9),
+        (1e7, ReleasedMCInfoNCE(7.0, 64), 1e-2),
+    ):
+        sure = torch.full((3,), kappa, dtype=torch.float64)
+        pairs = [VonMisesFisher(part, sure) for part in ends.split(3)]
+        assert float(loss(*pairs) - wanted) == pytest.approx(0, abs=tolerance)
+
+
+def test_a_released_normaliser_has_the_slopes_of_its_fits():
+    for dim, at, slope in ((512, 8.0, 0.0573), (2048, 1000.0, -0.7710)):
+        kappa = torch.tensor(at, dtype=torch.float64, requires_grad=True)
+        released_log_normalizer(dim, kappa).backward()
+        assert float(kappa.grad) == pytest.approx(slope, abs=1e-3)
+    with pytest.raises(ValueError, match="no normaliser for dim 100"):
+        released_log_normalizer(100, torch.ones(()))
+    right, released = ProxyELK(3, 64, kappa=20.0), ReleasedELK(3, 64, kappa=20.0)
+    released.load_state_dict(right.state_dict())
+    torch.manual_seed(0)
+    loc = nn.functional.normalize(torch.randn(4, 64), dim=-1)
+    for kappa, low, high in ((30.0, 0.0, 0.02), (1000.0, 0.3, 10.0)):
+        q = VonMisesFisher(loc, torch.full((4,), kappa))
+        with torch.no_grad():
+            first, second = (one.similarity(q) for one in (right, released))
+        first, second = (s - s.mean(1, keepdim=True) for s in (first, second))
+        apart = float((first - second).abs().max() / first.abs().max())
+        assert low < apart < high  # the fit was made for small concentrations

@@ -71,6 +71,19 @@ def test_the_normaliser_does_not_depend_on_the_nodes(
     assert bool(((found - fine).abs() <= bound).all())
 
 
+@pytest.mark.parametrize("dim", [2, 3, 8, 32, 128, 512])
+def test_the_normaliser_is_exact_over_five_decades(dim: int) -> None:
+    """Every width and every length from 0.01 to 1000, against ten times the nodes."""
+    sizes = torch.logspace(-2, 3, 6, dtype=torch.float64)
+    size, kappa = torch.cartesian_prod(sizes, sizes)[:, :, None].unbind(1)
+    generator = torch.Generator().manual_seed(dim)
+    a = -size * torch.rand(36, dim, generator=generator, dtype=torch.float64)
+    b = kappa * torch.nn.functional.normalize(draws(36, dim), dim=-1)
+    found, fine = log_fisher_bingham(b, a), log_fisher_bingham(b, a, nodes=400)
+    bound = (8 * torch.finfo(torch.float64).eps * fine.abs()).clamp(min=1e-10)
+    assert bool(((found - fine).abs() <= bound).all())
+
+
 def test_no_information_has_no_divergence_from_the_uniform() -> None:
     q = VonMisesFisher(torch.eye(4, dtype=torch.float64)[0], 0.0)
     p = FisherBingham(torch.zeros(4).double(), torch.zeros(4).double())

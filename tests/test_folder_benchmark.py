@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import pcl.benchmark
 from pcl.auroc import auroc, auroc_gap
 from pcl.benchmark import benchmark, judge_features, page
 from pcl.cli import main
@@ -68,10 +70,43 @@ def test_what_cannot_be_judged_is_refused_with_advice():
     one.labels = torch.zeros(80, dtype=torch.long)
     with pytest.raises(ValueError, match="fewer than two classes"):
         judge_features(one)
+
+
+def test_without_a_mistake_there_is_a_page_and_no_score():
     easy = embedded()
     easy.features = torch.eye(8)[easy.labels][:, None] + 1e-3 * easy.features[:, :1, :1]
-    with pytest.raises(ValueError, match="two wrong ones"):
-        judge_features(easy)
+    found = judge_features(easy)
+    assert found.recall == 1 and not found.scores and not found.doubted
+    assert any("two wrong answers" in note for note in found.notes)
+    assert "No certainty could be judged" in page(found)
+
+
+def test_a_constant_certainty_is_named_and_not_scored():
+    data = embedded()
+    data.features = data.features.sign()  # all of one length
+    found = judge_features(data)
+    assert found.scores and "feature-norm" not in {s.name for s in found.scores}
+    assert any("length of the feature is the same" in note for note in found.notes)
+
+
+def test_the_energy_is_judged_where_the_weights_are_known(monkeypatch):
+    head = torch.nn.Linear(6, 5)
+    monkeypatch.setitem(pcl.benchmark.BACKBONES, "some_net", None)
+    net = SimpleNamespace(net=head)
+    for name, made in (
+        ("frozen_backbone", lambda name: net),
+        ("imagenet_classifier", lambda name: head),
+        ("fingerprint", lambda net: "0123456789abcdef"),
+    ):
+        monkeypatch.setattr(pcl.benchmark, name, made)
+    data = embedded()
+    data.timm = "1.0"
+    data.backbone = "some_net@160px#0123456789ab"
+    scored = {s.name for s in judge_features(data).scores}
+    data.backbone = "some_net@160px#ffffffffffff"  # other weights
+    found = judge_features(data)
+    assert scored - {s.name for s in found.scores} == {"energy"}
+    assert any("no energy" in note for note in found.notes)
 
 
 def test_lone_images_and_broken_files_are_said():
@@ -81,8 +116,8 @@ def test_lone_images_and_broken_files_are_said():
     data.broken = {"x.png": "not an image"}
     found = judge_features(data)
     assert found.images == 77
-    assert any("3 images are alone" in note for note in found.notes)
-    assert any("1 files could not be read" in note for note in found.notes)
+    assert any("3 images alone in a class" in note for note in found.notes)
+    assert any("1 file that could not be read" in note for note in found.notes)
 
 
 def test_the_page_is_whole_and_escaped():
@@ -108,7 +143,7 @@ def test_the_command_writes_a_page(tmp_path: Path, capsys):
     how = ["--weights", "random", "--size", "32", "--out", str(out)]
     assert main(["benchmark", str(tmp_path / "photos"), *how]) == 0
     said = capsys.readouterr().out
-    assert "R@1" in said and "local-margin" in said and str(out) in said
+    assert "R@1" in said and "local margin" in said and str(out) in said
     assert out.read_text().startswith("<!doctype html>")
     assert main(["benchmark", str(tmp_path / "photos"), *how[:-1], "x.txt"]) == 2
     assert "must end in .html" in capsys.readouterr().err

@@ -25,7 +25,7 @@ from pcl.kernels import (
     squared_distance,
 )
 from pcl.marginal import log_marginal
-from pcl.nonisotropic import NonIsotropicVMF
+from pcl.nonisotropic import NonIsotropicVMF, fit_nonisotropic
 from pcl.published.sphere import published_log_prob
 from pcl.vmf import VonMisesFisher
 
@@ -911,3 +911,29 @@ def test_no_warning_whatever_the_layout_of_the_concentrations() -> None:
         warnings.simplefilter("error")
         cos = torch.zeros(20, 20, dtype=F64).requires_grad_()
         log_marginal(cos, kappa[:, None], kappa[None], 16.0, 5).sum().backward()
+
+
+def test_the_mode_of_a_round_density_is_its_mean_direction() -> None:
+    loc = torch.nn.functional.normalize(torch.randn(3, 5).double(), dim=-1)
+    rho = NonIsotropicVMF(loc, torch.full((3, 5), 7.0).double())
+    torch.testing.assert_close(rho.mode, loc)
+    assert NonIsotropicVMF(loc.float(), torch.ones(5)).mode.dtype == torch.float32
+
+
+def test_a_mode_without_a_side_is_one_of_two() -> None:
+    """mu has no part along the widest axis, where the density has two equal tops."""
+    rho = NonIsotropicVMF(
+        torch.tensor([1.0, 0.0]).double(), torch.tensor([9.0, 1.0]).double()
+    )
+    angle = torch.linspace(0, torch.pi, 20_001, dtype=torch.float64)
+    grid = torch.stack([angle.cos(), angle.sin()], -1)
+    assert rho.log_prob(rho.mode) >= rho.log_prob(grid).max() - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [(torch.ones(3), "shape"), (torch.eye(3)[:1].repeat(4, 1), "one direction")],
+)
+def test_what_cannot_be_fitted_is_named(samples: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_nonisotropic(samples)

@@ -765,6 +765,81 @@ MUTATIONS = (
         "int(0.5 * (whole - pixels + 1))",
         "4554da48",
     ),
+    # part V: losses on proxies
+    Mutation(
+        "the slope of the Bhattacharyya coefficient ends at half the proxy's kappa",
+        "540",
+        "8db5b912",
+        "3c4bd4da",
+        "bessel_ratio(dim / 2 - 1, r / 2) / (2 * r)",
+        "bessel_ratio(dim / 2 - 1, r / 2) / r",
+    ),
+    Mutation(
+        "beyond a right angle the slope may exceed the smaller kappa",
+        "540",
+        "8db5b912",
+        "03bc7a3f",
+        "near = theta <= math.pi / 2",
+        "near = theta <= math.pi",
+    ),
+    Mutation(
+        "with a parabola the expected likelihood is the dot product",
+        "550",
+        "1eb8c7df",
+        "2b7e39df",
+        "(PublishedProxyELK, ProxyDot)",
+        "(PublishedProxyELK, ProxyL2)",
+    ),
+    Mutation(
+        "the start alone costs the cosine what it lost as released",
+        "550",
+        "1eb8c7df 06e715f0 61ff5777 02665052 fbb8c612 d99b24b6 e43f317f",
+        "7815fae0",
+        '("-as-published", "-cold")',
+        '("-as-published", "")',
+    ),
+    Mutation(
+        "on characters the published leads need the starts of the release",
+        "555",
+        "d5718772 c1a520ad",
+        "555a0003",
+        "for both in (False, True)",
+        "for both in (False, False)",
+    ),
+    Mutation(
+        "under EL-nivMF on cars the lengths run away, and under no other density",
+        "570",
+        "dd5e5e35 cc16eaa7 570a0040",
+        "570a0042",
+        'mean("el-nivmf", "norm_median", "cars")',
+        'mean("el-vmf", "norm_median", "cars")',
+    ),
+    Mutation(
+        "a pull is the slope towards the own proxy",
+        "570",
+        "dd5e5e35 e4cd9b02 d29dcce6",
+        "d7eca980",
+        "angle.sin()[:, None] * across",
+        "angle.sin()[:, None] * own",
+        "d29dcce6",
+    ),
+    Mutation(
+        "honest beliefs have no calibration gap",
+        "570",
+        "dd5e5e35 e4cd9b02 d29dcce6",
+        "d7eca980",
+        "right[part].double().mean()",
+        "right.double().mean()",
+        "d29dcce6",
+    ),
+    Mutation(
+        "on cars longer vectors see less of the photograph",
+        "570",
+        "dd5e5e35",
+        "cc16eaa7",
+        'assert source == "cub" or crops < -0.1',
+        'assert source == "cub" or crops > 0',
+    ),
 )
 
 
@@ -839,6 +914,6 @@ def test_mutations_cover_every_theory_chapter() -> None:
     assert {m.chapter for m in MUTATIONS} == {
         *("155", "165", "210", "220", "225", "230", "235", "238", "240", "250"),
         *("260", "265", "270", "280", "282", "285", "290", "362", "375"),
-        *("380", "385", "387", "388", "725", "727"),
+        *("380", "385", "387", "388", "540", "550", "555", "570", "725", "727"),
     }
     assert len({m.claim for m in MUTATIONS}) == len(MUTATIONS) >= 80

@@ -60,6 +60,36 @@ def test_chance_has_the_expectation_that_is_stated(data: Frozen) -> None:
     assert int((~drawn).sum()) == 24
 
 
+def test_some_classes_and_some_images_of_each(data: Frozen) -> None:
+    few = pretrained_uses.some_of(data, 3, 5, seed=0)
+    assert sorted(torch.bincount(few.labels)[few.labels.unique()].tolist()) == [5] * 3
+    found = torch.cdist(few.x, data.x).argmin(1)
+    assert torch.equal(data.labels[found], few.labels), "images keep their classes"
+    other = pretrained_uses.some_of(data, 3, 5, seed=1)
+    assert not torch.equal(few.x, other.x)
+    whole = pretrained_uses.some_of(data, 0, 0, seed=0)
+    assert torch.equal(whole.x, data.x) and torch.equal(whole.labels, data.labels)
+    with pytest.raises(ValueError, match="a class has only 40 images"):
+        pretrained_uses.some_of(data, 0, 41, seed=0)
+
+
+def test_the_control_knows_what_it_must_find() -> None:
+    rows = experiments()["left_out_at_random"].rows
+    assert {"omniglot-4", "omniglot-20", "cub-whole"} <= rows.keys()
+    settings = pretrained_uses.ControlSettings(backbone="generated", draws=400)
+    found = pretrained_uses.measure_control(settings, 1, None, "cpu").metrics
+    for part, want in (
+        ("reject", found["full"]),
+        ("clean", found["random_clean_expected"]),
+    ):
+        error = found[f"random_{part}_spread"] / math.sqrt(400)
+        assert abs(found[f"random_{part}"] - want) < 3.5 * error
+    full = found["full"]
+    want = math.sqrt(full * (1 - full) / found["images"])
+    assert found["full_error"] == pytest.approx(want)
+    assert found["second"] != full
+
+
 def test_people_have_a_set_of_their_own_that_shares_no_image() -> None:
     names = ("train", "val", *pretrained.SETS, *pretrained.PEOPLE)
     rows = [pretrained.load_frozen(n, "generated", 1000).x for n in names]

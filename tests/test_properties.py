@@ -29,8 +29,8 @@ from pcl.harmonics import (
 )
 from pcl.losses import LOSSES, ExactInfoNCE, loss_landscape
 from pcl.marginal import log_marginal
-from pcl.nonisotropic import NonIsotropicVMF
-from pcl.vmf import VonMisesFisher
+from pcl.nonisotropic import NonIsotropicVMF, fit_nonisotropic
+from pcl.vmf import VonMisesFisher, fit_vmf
 
 COVERED: set[str] = set()
 DTYPES = (torch.float32, torch.float64)
@@ -537,6 +537,24 @@ def test_the_marginal_is_symmetric_broadcasts_and_rises_with_the_cosine(
     ):
         with pytest.raises(ValueError, match=r"cos|kappa"):
             log_marginal(*bad, world.dim)
+
+
+@covers("nonisotropic.fit_nonisotropic")
+@few
+@given(seed=st.integers(0, 2**20), dim=st.integers(2, 6))
+def test_a_stretched_fit_is_no_worse_than_a_round_one_and_knows_no_order_of_axes(
+    seed: int, dim: int
+) -> None:
+    world = World(dim, torch.float64, seed, 30.0)
+    scale = 2 + world.kappa(dim)
+    made = NonIsotropicVMF(world.posteriors(1).loc[0], scale)
+    x = made.rsample((60,), generator=world.generator)
+    found = fit_nonisotropic(x)
+    reached = found.log_prob(x).mean()
+    assert reached >= fit_vmf(x).log_prob(x).mean() - 1e-9
+    axes = torch.randperm(dim, generator=world.generator)
+    again = fit_nonisotropic(x[:, axes])
+    assert (again.log_prob(x[:, axes]).mean() - reached).abs() < 1e-4
 
 
 @covers("nonisotropic.NonIsotropicVMF")

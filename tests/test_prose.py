@@ -74,6 +74,77 @@ def test_paragraphs_are_short(path: Path) -> None:
             assert len(words) <= LONGEST, f"{len(words)} words: {' '.join(words[:12])}"
 
 
+PAGES = sorted((Path(__file__).parent.parent / "nbs").glob("*.md"))
+TEXT = re.compile(
+    r"(?:`{3,}|~{3,})\{(?:figure|glossary|note|tip|warning|admonition|prf:)"
+)
+ABBREVIATED = re.compile(r"\b(?:e\.g|i\.e|cf|vs|al|etc|corr|resp|approx|[A-Z])\.")
+RUN_IN = re.compile(
+    r"^\s*>?\s*(?:(?:[-*]|\d+\\?\.)\s+)?(?:\*{1,2}[^*]*[.:?!]\*{1,2}\s*)?(?:(?:Yes|No)\.)?"
+)
+BETWEEN = re.compile(r"[.!?][\"'*_]*\s+(?=[\"'*_]*[A-Z\d])")
+
+
+def lines_of_prose(text: str) -> list[str]:
+    """Lines of a cell or page that hold sentences: no tables, headings, formulas, or
+    fences but those whose content is text."""
+    kept, code, formula = [], "", False
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, flags=re.DOTALL)
+    for line in text.splitlines():
+        bare, fence = line.strip(), re.match(r"\s*(`{3,}|~{3,})(.*)", line)
+        if code or formula:
+            code = "" if bare == code else code
+            formula = formula and "$$" not in bare
+        elif fence and fence[2] and not TEXT.match(bare):
+            code = fence[1]
+        elif bare.startswith("$$"):
+            formula = bare.count("$$") == 1
+        elif not fence and not re.match(r"\||#|:::|:\w[\w-]*:|<", bare):
+            kept.append(line)
+    return kept
+
+
+def sentences_in(line: str) -> int:
+    """How many sentences a line holds, so far as full stops tell."""
+    line = re.sub(r"`[^`]*`|\$[^$]*\$", "Xx", line)
+    line = re.sub(r"\[[^\]]*\]\([^)]*\)", "Xx", line)
+    while (shorter := re.sub(r"\([^()]*\)", "", line)) != line:
+        line = shorter
+    return 1 + len(BETWEEN.findall(ABBREVIATED.sub("x", RUN_IN.sub("", line).strip())))
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("One sentence. Another one.", 2),
+        ("It holds. $x$ is small. `y` is not!", 3),
+        ("It tends to $x$. Then it stays.", 2),
+        ("*Figure.* Order comes first, level last.", 1),
+        ("**1.** Is it so? Compute it.", 2),
+        ("- *More pairs.* A point (e.g. this. And that) stays one.", 1),
+        ("As of Kirchhof et al. (2023), cf. E. Rusak and D. 2 by [it. So](a.b).", 1),
+        ("It grows by 0.5 nats... and so on.", 1),
+    ],
+)
+def test_sentences_are_told_apart_by_their_stops(line: str, count: int) -> None:
+    assert sentences_in(line) == count
+
+
+def test_tables_formulas_and_code_hold_no_sentences() -> None:
+    text = (
+        "---\na: B. C\n---\n# A. Head\n\nOne.\n\n| A. B. | C |\n\n$$\nA. B\n$$ (eq-a)\n\n"
+        "```python\nx. Y\n```\n```{figure} a.svg\n:alt: A. B\n\nTwo.\n```\nThree."
+    )
+    assert [line for line in lines_of_prose(text) if line] == ["One.", "Two.", "Three."]
+
+
+@pytest.mark.parametrize("path", [*CHAPTERS, *PAGES], ids=lambda path: path.stem)
+def test_a_line_holds_one_sentence(path: Path) -> None:
+    texts = prose_of(path) if path in CHAPTERS else [path.read_text()]
+    for line in (line for text in texts for line in lines_of_prose(text)):
+        assert sentences_in(line) == 1, line
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_the_answer_in_a_sentence_is_a_sentence(path: Path) -> None:
     for text in prose_of(path):
@@ -138,6 +209,72 @@ def test_every_column_of_the_tables_is_words() -> None:
     assert row_in_words("d10-told") == "D = 10, told"
 
 
+# Printed because they are typed: names of losses and estimators, and an object's own.
+LOSSES = {"exact-infonce", "exact-nwj", "kappa_pos"}
+TYPED = {
+    **{name: LOSSES for name in ("268_by_label", "270_other_losses")},
+    "433_estimators": {"probe-entropy"},
+    "610_auroc": {"recall_at_1", "r_auroc"},
+    "717_sharing_heads": {"kappa_pos"},  # a card
+    "730_your_own_data": {"kappa_pos"},  # a loss as it prints itself
+}
+KEPT = Path(__file__).parent.parent / "_build" / "outputs" / "nbs"  # by the last build
+NAME = re.compile(r"(?<![\w/.-])[A-Za-z]\w*(?:[-_]\w+)+(?![\w/])")
+
+
+def said_by(cell: dict[str, Any]) -> str:
+    """What a cell that ran shows, without drawings."""
+    said = []
+    for output in cell.get("outputs", []):
+        data = output.get("data", {})
+        drawn = any(kind.startswith("image/") for kind in data)
+        parts = [output.get("text", ""), data.get("text/html", "")]
+        parts += [data.get("text/markdown", "")]
+        if not data.get("text/html") and not drawn:
+            parts.append(data.get("text/plain", ""))
+        said += ["".join(part) for part in parts]
+    text = re.sub(r"<(script|style|svg).*?</\1>", "", "\n".join(said), flags=re.DOTALL)
+    return re.sub(r"<[^>]*>", " ", text)
+
+
+def test_what_a_cell_shows_is_read_without_tags_and_drawings() -> None:
+    outputs = [
+        {"text": ["kappa_mae ", "7"]},
+        {"data": {"text/html": "<p title='mu_mae'>one<svg>r_auroc</svg></p>"}},
+        {"data": {"image/svg+xml": "<svg/>", "text/plain": "<Figure two>"}},
+    ]
+    assert said_by({"outputs": outputs}).split() == ["kappa_mae", "7", "one"]
+    assert NAME.findall("in `kappa_mae` a/kappa_mae.svg, d10-told.") == [
+        "kappa_mae",
+        "d10-told",
+    ]
+
+
+def code_of(cells: list[dict[str, Any]]) -> list[str]:
+    """The code of cells, without directives and what they leave of them."""
+    sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    marked = re.compile(r"^#(?:\||\s*Solution ).*\n?", re.MULTILINE)
+    return [marked.sub("", source).strip() for source in sources]
+
+
+# The chapters on the machinery print what is typed and stored.
+@pytest.mark.parametrize(
+    "path", [p for p in CHAPTERS if p.stem < "9"], ids=lambda path: path.stem
+)
+def test_what_a_chapter_prints_says_metrics_and_rows_in_words(path: Path) -> None:
+    kept = KEPT / path.name
+    if not kept.exists():
+        pytest.skip("the book is not built: make book")
+    ran = json.loads(kept.read_text())["cells"]
+    if code_of(ran) != code_of(cells_of(path)):
+        pytest.skip("the chapter was changed after the book was built")
+    wrong = identifiers() - {"in-batch"} - TYPED.get(path.stem, set())
+    for place, cell in enumerate(ran, start=1):
+        if "remove-cell" not in cell["metadata"].get("tags", []):
+            found = wrong & set(NAME.findall(said_by(cell)))
+            assert not found, f"cell {place} prints {found}"
+
+
 SMOKE = ("It runs", "In smoke form", "Does it still run?")
 AFTER_SMOKE = (*SMOKE, "Paper, ours, verdict", "In short", "Exercises")
 
@@ -148,3 +285,27 @@ def test_smoke_runs_stand_at_the_end(path: Path) -> None:
     smoke = [place for place, heading in enumerate(headings) if heading in SMOKE]
     if smoke:
         assert set(headings[smoke[0] :]) <= set(AFTER_SMOKE), headings[smoke[0] :]
+
+
+def draws(cell: dict[str, Any]) -> bool:
+    """Whether a cell shows a figure of matplotlib's on the page."""
+    source = cell["source"]
+    return (
+        cell["cell_type"] == "code"
+        and "plt.show()" in source
+        and not source.startswith("#| hide")
+    )
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_figure_is_described_for_who_cannot_see_it(path: Path) -> None:
+    for place, cell in enumerate(cells_of(path), start=1):
+        image = cell["metadata"].get("mystnb", {}).get("image", {})
+        assert not draws(cell) or image.get("alt", "").strip(), f"cell {place}: no alt"
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_phone_can_stack_the_panels_of_every_figure(path: Path) -> None:
+    for place, cell in enumerate(cells_of(path), start=1):
+        halves = "subfigures(" in cell["source"]
+        assert not (draws(cell) and halves), f"cell {place}: draw two figures"

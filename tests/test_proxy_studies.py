@@ -168,6 +168,23 @@ def test_the_released_density_differs_from_the_exact_one_by_class_and_place() ->
                 assert found[i, c] == pytest.approx(float(wanted), rel=1e-9)
 
 
+def test_the_ablated_density_differs_by_the_factor_of_each_class_alone() -> None:
+    torch.manual_seed(0)
+    s = settings(loss="nivmf-no-factor", released=True)
+    without = make_proxy_loss(s, 3, 20.0).double()
+    whole = PublishedNivMF(3, s.dim, kappa=20.0).double()
+    with torch.no_grad():
+        without.log_concentration += torch.randn(3, s.dim).double()
+        for name in ("directions", "log_concentration"):
+            getattr(whole, name).copy_(getattr(without, name))
+        log_k = whole.log_concentration
+        length = (log_k.exp() * whole.locs).norm(dim=-1)
+        x = nn.functional.normalize(torch.randn(4, s.dim).double(), dim=1)
+        gap = whole.log_prob_pairs(x) - without.log_prob_pairs(x)
+    wanted = (log_k.sum(-1) - length.log()).expand(4, 3)
+    torch.testing.assert_close(gap, wanted)
+
+
 def test_the_same_seed_trains_the_same_embedding() -> None:
     s, data = settings(loss="el-nivmf"), load_zero_shot("generated")
     rows = torch.arange(len(data.labels))

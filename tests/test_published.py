@@ -6,14 +6,17 @@ negatives."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from pcl.networks import mlp
+from pcl.pairs import Pairs
 from pcl.published import objectives
 from pcl.published.data import AuthorsJointProcess, AuthorsProcess
 from pcl.published.models import PublishedEncoder, published_encoder
@@ -34,7 +37,9 @@ from pcl.studies.controlled import (
     measure_world,
     published_row,
     spelled_out,
+    training_config,
 )
+from pcl.training import train_encoder
 from pcl.vmf import VonMisesFisher
 
 DOUBLE = torch.float64
@@ -116,7 +121,13 @@ def test_the_acceptance_agrees_with_the_authors() -> None:
     assert published_acceptance(cosine, 20.0, 10).tolist() != pytest.approx(theirs)
 
 
-def test_the_encoder_agrees_with_the_authors() -> None:
+def waves(start: int, *shape: int) -> torch.Tensor:
+    """Inputs between 0 and 1 that need no generator."""
+    i = torch.arange(start, start + math.prod(shape), dtype=DOUBLE)
+    return (torch.sin(i).view(shape) + 1) / 2
+
+
+def their_encoder() -> PublishedEncoder:
     """Their Encoder(n_hidden=1, dim_hidden=8) with weights 0.5 sin(1.3 i), rescaled on
     20 inputs."""
     encoder = PublishedEncoder(mlp([10, 8, 8, 10]), mlp([10, 8, 8, 1])).double()
@@ -125,14 +136,56 @@ def test_the_encoder_agrees_with_the_authors() -> None:
         i = torch.arange(start, start + p.numel(), dtype=DOUBLE)
         p.data.copy_((0.5 * torch.sin(1.3 * i)).view_as(p))
         start += p.numel()
-    x = (torch.sin(torch.arange(200, dtype=DOUBLE)).view(20, 10) + 1) / 2
-    encoder.set_range(x, 16.0, 32.0)
-    q = encoder(x[:3] + 0.3)
+    encoder.set_range(waves(0, 20, 10), 16.0, 32.0)
+    return encoder
+
+
+def test_the_encoder_agrees_with_the_authors() -> None:
+    q = their_encoder()(waves(0, 20, 10)[:3] + 0.3)
     assert q.concentration.tolist() == pytest.approx(
         [22.722565349916483, 23.286175631483488, 32.05059618512551], rel=1e-6
     )
     assert q.loc[:, 0].tolist() == pytest.approx(
         [-0.38614029506098824, -0.2476229829589444, -0.3451196889024031], rel=1e-6
+    )
+
+
+def test_whole_trainings_agree_with_the_authors_on_common_draws(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their loop for four steps of each phase: rates, halving, Adam's fresh start, what
+    rests, the rolled negative first and fresh ones after."""
+    losses = [
+        *(0.6531323797463284, 0.5275206654611301),
+        *(0.37623946424103777, 0.3546599413786331),
+        *(0.3700657476436473, 0.38434533799114745),
+        *(0.3004790372808809, 0.3084885931220114),
+    ]
+
+    def spread(loc: torch.Tensor, kappa: torch.Tensor, n: int, *_: Any) -> torch.Tensor:
+        noise = points(0, n, *loc.shape[:-1])
+        return nn.functional.normalize(loc + noise / kappa.sqrt()[..., None], dim=-1)
+
+    steps = itertools.count()
+
+    def draw(n: int, n_neg: int, _: torch.Generator) -> Pairs:
+        x = waves(1000 * next(steps), n, 2 + M, 10)
+        return Pairs(x[:, 0], x[:, 1], x[:, 2:] if n_neg else None)
+
+    monkeypatch.setattr(objectives, "published_sample", spread)
+    row = published_row()
+    small: Any = {"steps": 8, "batch_size": B, "n_samples": K, "n_neg": M}
+    small |= {"lr_mu": 0.01, "lr_kappa": 0.01, "n_points": 8}
+    settings = WorldSettings(**{**row.changes, **row.at["cpu"], **small})
+    encoder, config = their_encoder(), training_config(settings, 4)
+    run = train_encoder(encoder, make_loss(settings), draw, config)
+    assert run.curve["loss"] == pytest.approx(losses, rel=1e-6)
+    q = encoder(waves(0, 20, 10)[:3] + 0.3)
+    assert q.concentration.tolist() == pytest.approx(
+        [11.572108691709369, 18.777179336815713, 13.511918603176266], rel=1e-5
+    )
+    assert q.loc[:, 0].tolist() == pytest.approx(
+        [-0.36657325798614215, -0.3340233418542387, -0.36875661803775506], rel=1e-5
     )
 
 

@@ -540,6 +540,28 @@ def test_a_single_seed_is_called_one_and_reproduces_nothing() -> None:
     assert board(search)[0].verdict == "inconclusive"
 
 
+@pytest.mark.parametrize(
+    ("picked", "verdict"),
+    [
+        ((32.0, 32.0, 32.0), "reproduced"),
+        ((1.0, 1.0, 1.0), "differs"),
+        ((32.0, 1.0, 32.0), "inconclusive"),
+    ],
+)
+def test_searches_that_disagree_say_nothing(
+    picked: tuple[float, ...], verdict: str
+) -> None:
+    runs = [
+        record(experiment="table7", row="mcinfonce", seed=i, metrics={"best_m": m})
+        for i, m in enumerate(picked)
+    ]
+    (line,) = board(*runs)
+    assert line.verdict == verdict
+    assert ("disagree" in line.reason) == (verdict == "inconclusive")
+    if verdict == "inconclusive":
+        assert line.cause_kind == "budget"
+
+
 # ------------------------------------------------------------------------------------
 # works
 

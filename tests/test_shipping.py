@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 
 from pcl import shipping
 from pcl.cli import main
-from pcl.datasets import generated_images
+from pcl.datasets import catalogue, generated_images
 from pcl.features import Backbone
 from pcl.heads import HeadError, export_head, read_card
 from pcl.ledger import Runs, latest, read
@@ -55,9 +56,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_may_be_shipped_says_why() -> None:
     for name, terms in shipping.TERMS.items():
         assert terms.licence and terms.reason, name
+    assert set(shipping.TERMS) == set(catalogue()), "each set of images is decided"
     assert not any(shipping.TERMS[r.source.partition(":")[0]].ship for r in shipping.RECIPES.values()), (
         "a recipe whose images may be shipped should ship its weights"
     )  # fmt: skip
+
+
+def test_a_card_has_the_licence_of_its_images(tmp_path: Path) -> None:
+    assert shipping.terms_of("omniglot:evaluation") is shipping.TERMS["omniglot"]
+    for unknown in ("omniglot", "mine:train", str(tmp_path)):
+        terms = shipping.terms_of(unknown)
+        assert not terms.ship and "not known here" in terms.licence
 
 
 def test_a_missing_head_names_the_command(tmp_path: Path) -> None:
@@ -81,7 +90,9 @@ def test_from_a_folder_to_certainties(folder: Path, tmp_path: Path) -> None:
     ):
         assert 0 <= card["metrics"][key] <= 1
     assert card["metrics"]["float16, rank correlation"] > 0.999
-    assert "float16" in (made / "README.md").read_text()
+    words = (made / "README.md").read_text()
+    assert "float16" in words and "labels were not used" in words
+    assert "| licence | that of the folder's images" in words
     model = shipping.pretrained(NAME, tmp_path / "heads")
     images = generated_images(7, seed=2)[0].images
     embedding, certainty = model(images)
@@ -91,6 +102,8 @@ def test_from_a_folder_to_certainties(folder: Path, tmp_path: Path) -> None:
     for bad in (images.float(), images[0]):
         with pytest.raises(ValueError, match="must be bytes of shape"):
             model(bad)
+    with pytest.raises(TypeError, match="must be a tensor, got ndarray"):
+        model(images.numpy())
 
 
 def test_classes_of_imagenet_give_losses(folder: Path) -> None:
@@ -198,10 +211,43 @@ def test_the_command(
     monkeypatch.setattr(shipping, "train_pretrained", quick)
     assert main(["pretrained", NAME, "--train", "--source", str(folder)]) == 0
     said = capsys.readouterr().out
-    assert "another than recorded" in said and "R-AUROC here" in said
+    assert "R-AUROC here" in said and "the images of this source" in said
+    assert "licence: that of the folder's images" in said
+    assert "no checksum can be expected" in said and "recorded" not in said
     assert main(["pretrained", NAME, "--train", "--source", str(folder / "no")]) == 2
     assert main(["pretrained", NAME]) == 0
-    assert f"{NAME}: here" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{NAME}: here, made from {folder} " in said
+    recipe = shipping.RECIPES[NAME]
+    assert "licence: ImageNet's terms" in said and recipe.sha256 in said
+    for key, value in shipping.card_numbers(recipe).items():
+        assert f"{key:34s} {value:.4g}" in said
+    assert main(["pretrained", NAME, "--source", str(folder)]) == 2
+    assert "--source names images to learn from" in capsys.readouterr().err
+
+
+def test_where_a_head_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = shipping.RECIPES[NAME]
+    head = LossHead(8, hidden=4)
+
+    def said(data: str, sha256: str | None = None) -> str:
+        head.card.data = data
+        save_pretrained(head, shipping.head_folder(NAME, tmp_path))
+        card = read_card(tmp_path / NAME / "model.safetensors")
+        known = card["sha256"] if sha256 is None else sha256
+        recipes = {NAME: replace(recipe, sha256=known)}
+        monkeypatch.setattr(shipping, "RECIPES", recipes)
+        return shipping.head_origin(NAME, tmp_path)
+
+    own = f"{recipe.source} (losses of its own classifier)"
+    assert said(own).endswith("by the recipe, checksum as recorded")
+    assert "another checksum than recorded" in said(own, "0" * 64)
+    assert "no checksum is recorded" in said(own, "")
+    for other in ("/my/birds (entropies)", "tiny-imagenet:val (losses)"):
+        answer = said(other, "0" * 64)
+        assert f"made from {other}" in answer and "recorded" not in answer
 
 
 def test_a_head_is_small_enough_to_ship() -> None:

@@ -127,7 +127,11 @@ def test_a_smoke_run_gives_the_same_metrics(name: str, one_thread: None) -> None
     found = {key: plain(value) for key, value in record.metrics.items()}
     known = agreed("smoke", name, {"processor": processor(), "metrics": found})
     if known["processor"] == processor():
-        assert known["metrics"] == found
+        assert found.keys() == known["metrics"].keys()
+        for key, value in known["metrics"].items():
+            # LAPACK picks its kernels by more than a processor's name.
+            close = value if isinstance(value, str) else pytest.approx(value, rel=1e-12)
+            assert found[key] == close, key
     else:
         assert found.keys() == known["metrics"].keys()
         for key, value in known["metrics"].items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +14,14 @@ from pcl import uncertainties
 from pcl.auroc import auroc
 from pcl.catalogue.characters import Drawings
 from pcl.datasets import DataError, ImageSet
-from pcl.estimators import estimator
+from pcl.estimators import Prediction, estimator
 from pcl.experiments import experiments
 from pcl.metrics import hits_at_k
+from pcl.pairs import View
 from pcl.published.estimators import RELEASED
 from pcl.studies import url
 from pcl.studies import url_end_to_end as end_to_end
+from pcl.uncertainties import ELEVEN
 
 TOY = url.UrlSettings("ce", "generated", trials=2, steps=4, dim=4, hidden=8, most=0)
 CLASSES = {"cub200:train": 100, "cars196:train": 98, "tiny-imagenet:train": 200}
@@ -29,7 +32,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Pools of the real names, two images a class; what was loaded is listed."""
     asked: list[str] = []
 
-    def load(source: str, backbone: str, view: str = "full", most: int = 0) -> url.Pool:
+    def load(source: str, *_: object, **__: object) -> url.Pool:
         asked.append(source)
         labels = torch.arange(2 * CLASSES.get(source, 12)) // 2
         rng = torch.Generator().manual_seed(len(source))
@@ -134,9 +137,24 @@ def test_a_constant_certainty_is_said():
     pool = url.load_pool("generated:2", "")
     p = estimator("feature-norm")(pool.features)(pool.features)
     flat = p._replace(certainty=torch.ones(len(pool.labels)))
-    assert url.judge_own(pool, flat)["constant"] == 1
-    assert url.judge_own(pool, flat)["own"] == 0.5
+    said = url.judge_own(pool, flat)
+    said |= url.judge_fixed(TOY, "generated:2", flat.certainty)
+    assert said["constant"] == said["constant_fixed"] == 1
+    assert not {"own", "area", "fixed", "gap"} & said.keys()  # never scored
     assert url.judge_own(pool, p)["constant"] == 0
+
+
+def test_a_row_with_a_constant_certainty_has_no_mean(monkeypatch):
+    def build(settings, *_):
+        return lambda x: Prediction(x, torch.ones(len(x)))
+
+    monkeypatch.setattr(url, "build", build)
+    url.search.cache_clear()
+    found = url.measure_url(replace(TOY, curve=False), 1).metrics
+    url.search.cache_clear()
+    assert found["constant_one"] == found["constant_fixed_two"] == 1
+    assert found["constant_seen"] == 1 and "recall_mean" in found
+    assert not [k for k in found if k.startswith(("own", "fixed", "ood", "mixed"))]
 
 
 def test_candidates_are_what_the_registry_builds():
@@ -156,6 +174,48 @@ def test_larger_sets_are_thinned_evenly():
     assert len(thin.labels) == 40 and thin.features.equal(whole.features[::3])
 
 
+def test_more_looks_are_more_items_of_the_same_classes(monkeypatch):
+    given = []
+
+    def make(features, labels, **options):
+        given.append((features, labels, options.get("views")))
+
+    monkeypatch.setattr(url, "estimator", lambda name: make)
+    trial = {"steps": 1, "lr": 1e-3}
+    for name, looks in (("ce", 0), ("ce", 3), ("mcinfonce", 0), ("mcinfonce", 3)):
+        url.build(replace(TOY, estimator=name, looks=looks), dict(trial), 0, True)
+    one, three, two_views, three_views = given
+    assert len(one[0]) == 120 and three[0][:120].equal(one[0])
+    assert three[1].equal(one[1].repeat(3)) and not three[0][120:240].equal(one[0])
+    assert two_views[2].shape == (120, 2, 8) and three_views[2].shape == (120, 3, 8)
+    assert one[2] is None and three[2] is None
+
+
+def test_thin_sets_get_features_of_what_is_judged_only(monkeypatch):
+    asked = []
+
+    def features(source, view, backbone, every=1):
+        asked.append(every)
+        n = len(range(0, 2000, every))
+        return View(torch.arange(2000.0)[::every, None], torch.ones(n))
+
+    images = SimpleNamespace(labels=torch.arange(2000) % 7, human=None)
+    data = SimpleNamespace(load=lambda split: images)
+    monkeypatch.setattr(url, "set_features", features)
+    monkeypatch.setattr(url, "dataset", lambda title: data)
+    url.load_pool.cache_clear()
+    slow = url.load_some("some:test", "slow", most=300)
+    usual = url.load_some("some:test", url.DEFAULT_MODEL, most=300)
+    monkeypatch.setattr(url, "CUT", 300)  # at the default cut: whole, then thinned
+    shared = url.load_some("some:test", url.DEFAULT_MODEL, most=300)
+    whole = url.load_some("some:test", url.DEFAULT_MODEL, most=0)
+    url.load_pool.cache_clear()
+    assert asked == [7, 7, 1, 1] and len(whole.labels) == 2000
+    for one in (usual, shared):
+        assert one.labels.equal(slow.labels) and one.features.equal(slow.features)
+    assert len(slow.labels) == 286
+
+
 def test_holm_is_stricter_than_each_and_laxer_than_all():
     p = {"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.5}
     found = url.holm(p)
@@ -170,14 +230,69 @@ def test_every_estimator_has_a_row_for_each_upstream():
     for upstream in ("tiny", "fine"):
         assert {f"{e}-{upstream}" for e in all_of_them} <= rows.keys()
         assert {f"{e}-{upstream}-as-published" for e in RELEASED} <= rows.keys()
-    larger = {e for e in all_of_them if f"{e}-tiny-lite2" in rows}
-    assert larger == set(all_of_them) - set(url.VIEWED)  # one view of each image
-    assert len(rows) == 2 * (len(all_of_them) + len(RELEASED)) + len(larger)
+    one_view = set(all_of_them) - set(url.VIEWED)
+    for short in ("lite2", "resnet50"):
+        assert {e for e in all_of_them if f"{e}-tiny-{short}" in rows} == one_view
+    assert {f"{e}-tiny-{w}" for e in all_of_them for w in ("lite0", "whole")} <= set(
+        rows
+    )
+    assert {f"{e}-tiny-lite0-as-published" for e in RELEASED} <= rows.keys()
+    assert {f"{e}-tiny-three-looks" for e in url.TRAINED} <= rows.keys()
+    more = 2 * len(one_view) + len(url.TRAINED)
+    assert len(rows) == 4 * len(all_of_them) + 3 * len(RELEASED) + more
     assert experiments()["url"].seeds_of("ce-tiny") == (1, 2, 3, 4, 5)
     assert experiments()["url"].seeds_of("energy-fine") == (1,)
 
 
-@pytest.mark.parametrize("name", ["ce", "nivmf"])
+def test_what_is_chosen_may_be_chosen_on_fewer_images(monkeypatch):
+    asked = {}
+
+    def load(source, backbone, view="full", most=0, thin=False):
+        asked[source] = most
+        return url._generated(1, "full")
+
+    monkeypatch.setattr(url, "load_pool", load)
+    tiny = url.UrlSettings("ce", "tiny", most=0)
+    for settings, wanted in ((tiny, 0), (replace(tiny, choose=1500), 1500)):
+        url.validation(settings)
+        assert set(asked.values()) == {wanted}
+
+
+def test_shots_are_never_judged_and_join_class_by_class(monkeypatch):
+    learnt, judged = [], []
+
+    def among(many, some):
+        return (some[:, None] == many).all(-1).any(1)
+
+    def learn(settings, features, labels, seed):
+        learnt.append((features, labels))
+
+        def predict(x):
+            judged.append(x)
+            return Prediction(x, x.norm(dim=-1))
+
+        return predict
+
+    monkeypatch.setattr(url, "learn_shots", learn)
+    found = url.measure_shots(url.ShotSettings("ce", "generated:2", "1 2"), 3).metrics
+    sizes = [(len(x), len(y.unique())) for x, y in learnt]
+    assert sizes == [(12, 12), (24, 12), (60, 12)]  # 12 classes of ten
+    for (x, _), other in zip(learnt, judged, strict=True):
+        assert len(other) == 60 and not among(other, x).any()
+    for (few, _), (more, _) in pairwise(learnt):
+        assert among(more, few).all()
+    assert found["own_1_generated:2"] == found["own_many_generated:2"]
+
+
+@pytest.mark.parametrize("name", ELEVEN)
+def test_every_estimator_learns_from_a_few_shots(name):
+    toy = url.ShotSettings(name, "generated:2", "1 2", steps=2, dim=4, hidden=8)
+    found = url.measure_shots(toy, 1).metrics
+    assert np.isfinite(list(found.values())).all() and "own_2_generated:2" in found
+    assert ("own_1_generated:2" in found) == (name not in url.PAIRED)
+
+
+@pytest.mark.parametrize("name", ["ce", "nivmf", "infonce"])
 def test_a_released_row_searches_the_same_trials_with_another_estimator(name):
     right = replace(TOY, estimator=name)
     both = [url.search(replace(right, released=r)) for r in (False, True)]

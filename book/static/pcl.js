@@ -28,6 +28,23 @@
   addEventListener("keydown", e => { if (e.key === "Escape") hide(); });
 })();
 
+// On a phone a formula wider than its line is set in smaller type, down to two thirds; what is wider still scrolls.
+(() => {
+  const LEAST = 2 / 3;
+  function fit() {
+    const formulas = [...document.querySelectorAll("article mjx-container")].filter(f => f.querySelector("svg"));
+    for (const formula of formulas) formula.style.removeProperty("font-size");
+    if (innerWidth > 600) return;
+    const rooms = formulas.map(f => (f.clientWidth + 1) / f.querySelector("svg").getBoundingClientRect().width);
+    const sizes = formulas.map(f => parseFloat(getComputedStyle(f).fontSize));
+    formulas.forEach((formula, i) => {
+      if (rooms[i] < 1 && formula.clientWidth) formula.style.fontSize = `${Math.max(LEAST, 0.99 * rooms[i]) * sizes[i]}px`;
+    });
+  }
+  addEventListener("resize", fit);
+  addEventListener("load", () => window.MathJax?.startup?.promise?.then(fit));
+})();
+
 // What scrolls sideways can be reached and scrolled from the keyboard.
 (() => {
   const boxes = "pre, .pcl-light, .pcl-dark, .pcl-scroll, .output.text_html, .output.text_html > div, div.math, mjx-container, .pst-scrollable-table-container";

@@ -331,7 +331,7 @@ def regress(
     x: tuple[Tensor, Tensor, Tensor],  # training, validation, test: (n, D) each
     y: tuple[Tensor, Tensor, Tensor],  # (n, targets) each
 ) -> Tensor:  # (targets,)
-    """R2 on the test part of a ridge regression with validated penalty.
+    """R² on the test part of a ridge regression with validated penalty.
 
     Args:
         x (tuple[Tensor, Tensor, Tensor]): training, validation, test: (n, D) each

@@ -512,7 +512,7 @@ def select(
     crops: str = "random",  # the view that decides
 ) -> dict[str, float]:
     """Keep the weights if they rank the items' crops best, and say how well they rank
-    crops and people.
+    crops and follow annotators.
 
     Args:
         selecting (Selecting)
@@ -782,6 +782,7 @@ image_experiment(
         "pretrained": make_row(),
         "scratch": make_row({"pretrained": False}, cpu=SHORT_SCRATCH),
         "pretrained-as-published": published_image_row(),
+        # no script has it: the text says that all other settings are the same
         "scratch-as-published": published_image_row(
             changes={"pretrained": False}, cpu=SHORT_SCRATCH
         ),

@@ -234,8 +234,8 @@ def measure_extremes(
 
 image_experiment(
     "figure8",
-    "Do people disagree more about the images of lowest kappa than about those of "
-    "highest?",
+    "Do annotators disagree more about the images of lowest kappa than about those "
+    "of highest?",
     {
         "mcinfonce": make_row(seeds=(1,)),
         "mcinfonce-as-published": published_image_row(),

@@ -96,6 +96,12 @@ world_experiment(
     },
     {"steps": 750, **PHASES},
 )
+world_experiment(
+    "first_phase",
+    "Do whole batches help while directions learn?",
+    {"fresh": make_row(), "in-batch": make_row({"n_neg_frozen": 0})},
+    {"steps": 750, **PHASES},
+)
 
 # %% ../../nbs/360_which_loss.ipynb #1685eabc
 def finish_cell(

@@ -100,7 +100,9 @@ def _follow(loc: Tensor, true: Tensor) -> dict[str, float]:
     """How the difference of the components follows that of the modes, over all inputs,
     in the coordinates in which it does so least and most; 1 is the truth."""
     found, wanted = (side[:, 0] - side[:, 1] for side in (loc, true))
-    slope = torch.linalg.lstsq(wanted, found).solution
+    # LAPACK's least squares has last bits that follow where memory lies; this has not
+    gram = wanted.T @ wanted
+    slope = torch.linalg.pinv(gram, hermitian=True) @ (wanted.T @ found)
     slope = slope * slope.trace().sign()  # either component may be the heavier
     low, *_, high = torch.linalg.eigvalsh((slope + slope.T) / 2).tolist()
     return {"follow_low": low, "follow_high": high}

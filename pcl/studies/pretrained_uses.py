@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['SMOKE', 'ACQUIRE', 'UseSettings', 'transfer_settings', 'Ranked', 'rank_neighbours', 'left_out', 'safe_errors',
-           'random_errors', 'few_shot', 'worth_in_shots', 'draw_map', 'measure_uses', 'ActiveSettings',
-           'learn_actively', 'measure_active', 'CurationSettings', 'noisy_set', 'suspicions', 'measure_curation']
+           'random_errors', 'few_shot', 'worth_in_shots', 'draw_map', 'measure_uses', 'ControlSettings', 'some_of',
+           'measure_control', 'ActiveSettings', 'learn_actively', 'measure_active', 'CurationSettings', 'noisy_set',
+           'suspicions', 'measure_curation']
 
 # %% ../../nbs/690_uses.ipynb #690c0003
 #| code-fold: true
@@ -308,6 +309,95 @@ register(
             "cpu": {},
             "paper": {"steps": 10_000, "n_test": 60_000},
         },
+        seeds=(1, 2, 3),
+        group="pvu",
+        work="pvu",
+    )
+)
+
+# %% ../../nbs/690_uses.ipynb #690ctl1
+@dataclass(frozen=True)
+class ControlSettings:
+    """Which images of a set are searched when chance decides who is left out.
+
+    Args:
+        backbone (str): or generated
+        source (str): one of SETS
+        n_test (int)
+        classes (int): of the set, drawn at random; 0 for all
+        each (int): images of a class, drawn at random; 0 for all
+        share (float): of queries rejected, of the database cleaned away
+        draws (int)
+    """
+
+    backbone: str = DEFAULT_MODEL  # or generated
+    source: str = "cub"  # one of SETS
+    n_test: int = 60_000
+    classes: int = 0  # of the set, drawn at random; 0 for all
+    each: int = 0  # images of a class, drawn at random; 0 for all
+    share: float = 0.1  # of queries rejected, of the database cleaned away
+    draws: int = 200
+
+
+def some_of(data: Frozen, classes: int, each: int, seed: int) -> Frozen:
+    """A number of images of a number of classes, drawn at random; 0 for all."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = data.labels.unique()
+    if classes:
+        kinds = kinds[torch.randperm(len(kinds), generator=generator)[:classes]]
+    rows = []
+    for kind in kinds:
+        mine = torch.where(data.labels == kind)[0]
+        if each:
+            if each > len(mine):
+                raise ValueError(
+                    f"each is {each}, and a class has only {len(mine)} images"
+                )
+            mine = mine[torch.randperm(len(mine), generator=generator)[:each]]
+        rows.append(mine)
+    kept = torch.cat(rows).sort().values
+    return Frozen(data.x[kept], data.labels[kept])
+
+
+def measure_control(
+    settings: ControlSettings, seed: int, checkpoint: Path | None, device: str
+) -> Outcome:
+    """Errors with a share left out at random, beside what they must be."""
+    s = settings
+    whole = load_frozen(s.source, s.backbone, s.n_test)
+    data = some_of(whole, s.classes, s.each, seed)
+    near = nearest(data.x, k=min(20, len(data.x) - 1)).indices
+    ranked = Ranked(near, data.labels[near] != data.labels[:, None])
+    errors = ranked.wrong.double().mean(0)
+    full = float(errors[0])
+    metrics = {
+        "full": full,
+        "full_error": math.sqrt(full * (1 - full) / len(near)),
+        "second": float(errors[1]),
+        "images": float(len(near)),
+    }
+    return Outcome(metrics | random_errors(ranked, s.share, s.draws, seed))
+
+
+register(
+    Experiment(
+        "left_out_at_random",
+        "What does leaving out images at random change?",
+        measure_control,
+        ControlSettings,
+        {
+            f"omniglot-{each}": make_row(
+                {"source": "omniglot"},
+                sized={"classes": classes, "each": each},
+                smoke={"classes": 3, "each": 4},
+            )
+            for each, classes in ((4, 659), (10, 264), (20, 132))
+        }
+        | {
+            f"{name}-whole": Row({"source": name}, seeds=(1,))
+            for name in ("cub", "cars", "omniglot", "fashion", "cifar10")
+        },
+        {"smoke": {"backbone": "generated", "draws": 20}, "cpu": {}, "paper": {}},
         seeds=(1, 2, 3),
         group="pvu",
         work="pvu",
