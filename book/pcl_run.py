@@ -23,6 +23,7 @@ import nbformat
 from jupyter_cache.executors.utils import single_nb_execution
 from myst_nb.core.execute.direct import NotebookClientDirect
 from myst_nb.core.read import create_nb_reader
+from nbclient.exceptions import DeadKernelError
 from pcl_kernels import fork_kernels
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
@@ -30,6 +31,7 @@ from sphinx.util import logging
 REUSE = "PCL_REUSE"
 WORKERS = min(os.cpu_count() or 1, 8)  # each holds torch, and memory ends as well
 MANY = 8  # pages for which it pays to import the large packages once, ahead of all
+STARTS = 3  # tries to start a kernel: its ports are picked free, and may be taken since
 SLOW = 60  # seconds that are worth a line, and no more: the machine may be busy
 DRAWING = "image/svg+xml"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -111,6 +113,19 @@ def complaints(
     return found
 
 
+def execute(notebook: Any, folder: str, timeout: int) -> Any:
+    """Run all cells. A kernel that ends before it answers has run none of them, so
+    another one is started; a kernel that a cell ends is not."""
+    for _ in range(STARTS - 1):
+        try:
+            return single_nb_execution(notebook, folder, timeout, allow_errors=False)
+        except DeadKernelError:
+            raise
+        except RuntimeError as error:
+            say(f"{error}; starting another")
+    return single_nb_execution(notebook, folder, timeout, allow_errors=False)
+
+
 def run(
     notebook: Any,
     folder: str,  # where it runs
@@ -121,7 +136,7 @@ def run(
     os.environ["OMP_NUM_THREADS"] = "1"  # small tensors: a second thread only waits
     os.environ["PCL_PHONE"] = "1"  # figures in a second layout, for phones
     try:
-        done = single_nb_execution(notebook, folder, timeout, allow_errors=False)
+        done = execute(notebook, folder, timeout)
     except Exception as error:  # a kernel that dies, or never starts
         return notebook, 0.0, [f"{type(error).__name__}: {error}"]
     wrong = complaints(notebook, stderr)

@@ -515,6 +515,37 @@ def test_forked_kernels_are_fresh_show_figures_and_may_die(root: Path) -> None:
     assert done.returncode == 0 and done.stdout.split() == ["forked"], done.stderr
 
 
+def test_a_kernel_that_never_answers_is_started_again(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book, place, runs = load(root, "pcl_run"), str(tmp_path), []
+    refused = RuntimeError("Kernel died before replying to kernel_info")
+    killed = book.DeadKernelError("Kernel died")
+
+    def fail(*errors: Exception) -> None:
+        left = list(errors)
+
+        def tried(*words: object, **options: object) -> str:
+            runs.append(left.pop(0) if left else None)
+            if runs[-1] is not None:
+                raise runs[-1]
+            return "done"
+
+        runs.clear()
+        monkeypatch.setattr(book, "single_nb_execution", tried)
+
+    fail(refused, refused)
+    assert book.execute({}, place, 60) == "done" and runs == [refused, refused, None]
+    fail(refused, refused, refused, refused)
+    with pytest.raises(RuntimeError, match="before replying"):
+        book.execute({}, place, 60)
+    assert len(runs) == book.STARTS
+    fail(killed)  # by one of its cells
+    with pytest.raises(book.DeadKernelError):
+        book.execute({}, place, 60)
+    assert runs == [killed]
+
+
 @pytest.fixture
 def small_project(root: Path, tmp_path: Path) -> Path:
     """A book with a library of one module, and all that make needs."""
