@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ LAUNCH = (
 REFERENCE = " What it adds to the library is listed in the reference of {pages}."
 PAGE = "{{doc}}`pcl.{name} </reference/{name}>`"
 COMPUTED = "Everything on this page is computed while it runs."
-LEDGER = "It is computed from the recorded runs in the ledger."
+LEDGER = "It reads recorded runs from the ledger, and computes the rest while it runs."
 RECORDED = f"It reads recorded results; start Jupyter with the environment variable `{SWITCH}=1` to run its experiments for real."
 
 
@@ -110,9 +111,12 @@ def add_run_note(
     stem: str,  # of its file
     described: list[str],  # the modules with a page in the reference
     place: str = "",  # where Binder and Colab find the chapters
+    library: Collection[int] = (),  # positions of the cells that are exported
 ) -> None:
     """Put the download link, the rerun switch where the chapter has experiments, and
     the reference under the title."""
+    from pcl_records import reads_records
+
     first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
     code = "\n".join(
         "".join(cell["source"])
@@ -123,7 +127,7 @@ def add_run_note(
         RECORDED
         if "results_of(" in code
         else LEDGER
-        if "scoreboard(" in code or "read().records" in code
+        if reads_records(notebook["cells"], library)
         else COMPUTED
     )
     pages = [PAGE.format(name=name) for name in described]
@@ -165,7 +169,7 @@ def on_source_read(app: Any, docname: str, source: list[str]) -> None:
     known = experiments_in(Path(app.srcdir) / "results")
     mark_captions(cells, records_behind(cells, known))
     place = app.config.pcl_launch
-    add_run_note(notebook, Path(docname).name, described, place)
+    add_run_note(notebook, Path(docname).name, described, place, exported)
     source[0] = json.dumps(notebook)
 
 

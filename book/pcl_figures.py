@@ -20,6 +20,7 @@ FENCE = ":" * 8
 KINDS = ("figures", "theorems")
 # A caption that tells panels apart by their side; on a phone they stand below each other.
 SIDES = re.compile(r"\b(?:Left|Right)(?:,|:| and )|\((?:left|right)\b")
+STOP = re.compile(r"(?<!\bal)(?<!\be\.g)(?<!\bi\.e)[.?!](?=\s)")  # ends a sentence
 NARROW = " On this narrow screen, left is above and right is below."
 
 
@@ -143,13 +144,16 @@ Entry = tuple[str, str, str, str, list[nodes.Node]]
 def finding_of(caption: nodes.caption) -> list[nodes.Node]:
     """The first sentence of a caption, with its formulas and links."""
     kept: list[nodes.Node] = []
+    said = ""  # a line of the source is a piece of text of its own
     for child in caption.children:
         if isinstance(child, nodes.Text):
-            head, end, _ = str(child).replace("\n", " ").partition(". ")
-            kept.append(nodes.Text(head + end.strip()))
-            if end:
+            before, said = said, said + str(child)
+            if stop := STOP.search(said):
+                kept.append(nodes.Text(said[len(before) : stop.end()]))
                 break
+            kept.append(nodes.Text(str(child).replace("\n", " ")))
         elif not {"pcl-made-by", "pcl-narrow"} & set(child.get("classes", ())):
+            said += child.astext()
             copied = child.deepcopy()
             for node in copied.findall(nodes.Element):
                 node["ids"] = []  # the anchors stay where the figure is

@@ -85,9 +85,27 @@ def summary_of(source: str) -> str:
     return f"{shown}: {said}" if said else shown
 
 
+def checks_in(
+    node: ast.AST,
+    inside: bool = True,  # count those in the bodies of functions as well
+) -> list[str]:
+    """The checks in a piece of code: `assert`, and calls such as
+    `torch.testing.assert_close`."""
+    found = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) and not inside:
+            continue
+        called = child.func if isinstance(child, ast.Call) else None
+        name = getattr(called, "attr", getattr(called, "id", ""))
+        if isinstance(child, ast.Assert) or name.startswith("assert_"):
+            found.append(ast.unparse(child))
+        found += checks_in(child, inside)
+    return found
+
+
 def asserts(source: str) -> bool:
     """Does a cell check something where it stands?"""
-    return any(isinstance(node, ast.Assert) for node in ast.parse(source).body)
+    return bool(checks_in(ast.parse(source), inside=False))
 
 
 def fold(cell: dict[str, Any], line: str, how: str = FOLD) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
 READERS = {"results_of", "read", "scoreboard"}  # what opens the ledger in a chapter
+# And what prints of it, opened by the library.
+PRINTERS = {"judged_claims", "verdicts", "claims", "measured", "card_numbers"}
 OPENS = re.compile(rf"\b(?:{'|'.join(READERS)})\b")
 ALL = "records"  # the whole ledger, where no experiment is named
 
@@ -20,6 +23,23 @@ ALL = "records"  # the whole ledger, where no experiment is named
 def experiments_in(results: Path) -> set[str]:
     """The experiments of a ledger."""
     return {path.parent.name for path in results.glob("*/*.json")} - {"published"}
+
+
+def reads_records(
+    cells: list[dict[str, Any]],  # of a chapter, without directives
+    library: Collection[
+        int
+    ] = (),  # positions of cells that only define what others call
+) -> bool:
+    """Does a chapter itself read recorded runs, and not only define what does?"""
+    for position, cell in enumerate(cells):
+        if cell["cell_type"] != "code" or position in library:
+            continue
+        for node in ast.walk(ast.parse("".join(cell["source"]))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id in READERS | PRINTERS:
+                    return True
+    return False
 
 
 def is_read(name: ast.Name) -> bool:
