@@ -145,13 +145,49 @@ def test_a_line_holds_one_sentence(path: Path) -> None:
         assert sentences_in(line) == 1, line
 
 
+ANSWER = re.compile(r"\*\*The answer(?P<one> in a sentence)?\b[^*]*\*\*")
+LONGEST_ANSWER = 60  # words
+STOP = re.compile(r"[.!?](?=\s|$)")
+
+
+def answers_in(text: str) -> list[tuple[int, int, bool]]:
+    """Sentences and words of the answers in a cell, and whether one promises to be one
+    sentence; a yes or no before it is none."""
+    found = []
+    for part in paragraphs_of(text):
+        if match := ANSWER.match(part.strip()):
+            said = part.strip()[match.end() :].strip(" .:\n")
+            said = re.sub(r"^(?:yes|no)\.\s", "", said, flags=re.IGNORECASE)
+            said = re.sub(r"\[[^\]]*\]\([^)]*\)", "x", said) + "."
+            stops = STOP.findall(ABBREVIATED.sub("x", said))
+            found.append((len(stops), len(said.split()), bool(match["one"])))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("**The answer in a sentence**: it does.", [(1, 2, True)]),
+        ("**The answer in a sentence:** it is. So.", [(2, 3, True)]),
+        ("**The answer:** no.\nIt is. [So](a.md).\n\nMore. And more.", [(2, 3, False)]),
+        ("**The answer.** One. Two. Three.", [(3, 3, False)]),
+        ("**The answer** is one.\n\n**In short**: two.", [(1, 2, False)]),
+    ],
+)
+def test_answers_are_measured(text: str, found: list[tuple[int, int, bool]]) -> None:
+    assert answers_in(text) == found
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_the_answer_in_a_sentence_is_a_sentence(path: Path) -> None:
+def test_an_answer_is_one_or_two_sentences(path: Path) -> None:
     for text in prose_of(path):
-        for part in paragraphs_of(text):
-            if part.startswith("**The answer in a sentence"):
-                ends = re.findall(r"[.!?](?=\s|$)", part.strip())
-                assert len(ends) == 1 and part.strip()[-1] == ".", part
+        for sentences, words, one in answers_in(text):
+            assert sentences <= (1 if one else 2), f"{sentences} sentences"
+            assert words <= LONGEST_ANSWER, f"{words} words"
+
+
+def test_answers_are_found() -> None:
+    assert sum(len(answers_in(t)) for p in CHAPTERS for t in prose_of(p)) > 80
 
 
 def exercises_of(path: Path) -> list[tuple[int, str]]:
