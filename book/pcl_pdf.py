@@ -49,6 +49,12 @@ ONLY_ARTICLE = """const [styles, part, before] = arguments;
         const inside = [...fold.children].filter(child => child.tagName !== 'SUMMARY');
         const code = fold.classList.contains('above-input') && !line.startsWith('Solution');
         const drawn = code && ['Code of this figure', 'Imports'].includes(line);
+        const named = fold.querySelector("summary > h4"); // of a long page: a heading
+        if (named) {
+            named.id = fold.id;
+            fold.replaceWith(named, ...inside);
+            continue;
+        }
         fold.replaceWith(...(drawn ? [] : [make('p', 'pcl-named', line)]),
                          ...(code ? [] : inside));
     }

@@ -167,10 +167,15 @@ def test_page_from_disk_asks_nobody_and_complains_of_nothing(
 CUT_OFF = """document.querySelectorAll('article details').forEach(d => { d.open = true; });
     return [...document.querySelectorAll('article div.highlight pre, article .cell_output pre')]
     .filter(p => p.scrollWidth > p.clientWidth + 1).map(p => p.textContent.slice(0, 200))"""
-# Lines of a table whose last cell, the verdict, is not on the screen.
-UNSEEN = """return [...document.querySelectorAll('table.pcl-cards tbody tr')].filter(row => {
+# Lines of a table whose last cell, the verdict, is not on the screen. Folded ones are
+# measured as well.
+OPENED = "document.querySelectorAll('article details.pcl-fold').forEach(d => { d.open = true; });"
+UNSEEN = (
+    f"{OPENED} return ["
+    + """...document.querySelectorAll('table.pcl-cards tbody tr')].filter(row => {
     const box = row.lastElementChild.getBoundingClientRect();
     return box.width === 0 || box.left < 0 || box.right > innerWidth; }).map(r => r.textContent.slice(0, 200))"""
+)
 # Tables that do not fit on a desk.
 TOO_WIDE = """const room = document.querySelector('article').clientWidth + 1;
     return [...document.querySelectorAll('article table')].filter(t => t.offsetWidth > room)
@@ -322,7 +327,8 @@ def test_no_page_has_a_serious_violation_of_accessibility_in_either_mode(
     for page in pages():
         article = ARTICLE.search((HTML / page).read_text(encoding="utf-8"))
         assert article is not None, page
-        if wrong := sheet(NOT_READ.sub("", article[1])):
+        words = NOT_READ.sub("", article[1])
+        if wrong := sheet(words.replace('class="pcl-fold"', 'class="pcl-fold" open')):
             found[page] = wrong
     assert found == {}
 
@@ -558,6 +564,36 @@ def test_the_scoreboard_can_be_filtered(browser: webdriver.Chrome) -> None:
         assert 0 < browser.execute_script(told) < everything
         select.send_keys(Keys.ARROW_UP)
         assert browser.execute_script(told) == everything
+
+
+def test_the_parts_of_the_scoreboard_are_folded_and_open_by_key_and_by_link(
+    browser: webdriver.Chrome,
+) -> None:
+    url = (HTML / "nbs" / "810_scoreboard.html").as_uri()
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
+    try:
+        open_page(browser, url)
+        height = "return document.documentElement.scrollHeight"
+        assert browser.execute_script(height) < 16_000
+        folds = browser.find_elements(By.CSS_SELECTOR, "details.pcl-fold")
+        assert len(folds) > 30 and not any(f.get_property("open") for f in folds)
+        line = folds[0].find_element(By.TAG_NAME, "summary")
+        assert line.find_element(By.TAG_NAME, "h4").text and ":" in line.text
+        line.send_keys(Keys.ENTER)
+        assert folds[0].get_property("open")
+        assert folds[0].find_element(By.TAG_NAME, "table").is_displayed()
+        link = browser.find_element(By.CSS_SELECTOR, "article a[href='#table1']")
+        link.send_keys(Keys.ENTER)
+        linked = browser.find_element(By.ID, "table1")
+        WebDriverWait(browser, 60).until(lambda b: linked.get_property("open"))
+        open_page(browser, f"{url}#table2")  # from elsewhere
+        linked = browser.find_element(By.ID, "table2")
+        WebDriverWait(browser, 60).until(lambda b: linked.get_property("open"))
+        browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+        folds = browser.find_elements(By.CSS_SELECTOR, "details.pcl-fold")
+        assert all(f.get_property("open") for f in folds)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_term_and_a_citation_show_on_focus(browser: webdriver.Chrome) -> None:

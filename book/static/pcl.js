@@ -63,5 +63,26 @@
   addEventListener("load", mark);
   addEventListener("resize", mark);
   new MutationObserver(mark).observe(document.documentElement, { attributeFilter: ["data-theme"] });
+  document.addEventListener("toggle", mark, true); // what was folded has a width now
   window.MathJax?.startup?.promise?.then(mark);
+})();
+
+// A link to something folded opens it, and so does paper.
+(() => {
+  function open() {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    let opened = false;
+    for (let at = target; at; at = at.parentElement) {
+      if (at.tagName === "DETAILS" && !at.open) opened = at.open = true;
+    }
+    if (opened) target.scrollIntoView();
+  }
+  addEventListener("load", open);
+  addEventListener("hashchange", open);
+  document.addEventListener("click", e => {
+    if (e.target.closest?.("a[href^='#']")?.hash === location.hash) open();
+  });
+  addEventListener("beforeprint", () => {
+    for (const fold of document.querySelectorAll("article details")) fold.open = true;
+  });
 })();

@@ -327,7 +327,7 @@
 
   // Every published number, by work, claim, verdict and cause.
   function filter(figure, data) {
-    const SHOWN = 25, box = make("div", { class: "pcl-filters" });
+    const SHOWN = 10, box = make("div", { class: "pcl-filters" });
     const told = make("p", { class: "pcl-told", "aria-live": "polite" });
     const place = make("div", { class: "pcl-scroll", tabindex: 0, role: "region", "aria-label": data.alt });
     const more = make("button", { type: "button" }, "Show all of them");
