@@ -24,6 +24,8 @@ GROUP = re.compile(r"(<g\b[^>]*>|</g>|<image\b[^>]*>)", re.DOTALL)
 NAMED = re.compile(r'<g\b[^>]*\bid="([\w.]+?)_\d+"')
 MAPS = {"QuadContourSet", "QuadMesh"}  # as matplotlib names its colour maps
 OVER = {"line2d", "PathCollection", "LineCollection"}  # what is drawn upon one
+CORNER = re.compile(r"[ML] ([\d.]+) ([\d.]+)")
+WHERE = re.compile(r"<g\b[^>]*translate\(([\d.]+) ([\d.]+)\)")
 PICTURE = re.compile(
     r'<img\b(?P<head>[^>]*?)\ssrc="(?P<stem>[^"]*_images/[^"]+)\.svg"(?P<tail>[^>]*)>'
 )
@@ -80,10 +82,28 @@ def placed(svg: str) -> Iterator[tuple[str, list[str], int]]:
         yield piece, places, axes if "axes" in places else 0
 
 
+def written_upon(
+    piece: str,
+    corners: list[tuple[str, str]],  # of the axes
+) -> bool:
+    """Does a text start within its axes, and not beside them?"""
+    if not (place := WHERE.match(piece)) or not corners:
+        return False
+    sides = zip(place.groups(), zip(*corners, strict=True), strict=True)
+    return all(
+        min(map(float, ends)) <= float(at) <= max(map(float, ends))
+        for at, ends in sides
+    )
+
+
 def dark_version(svg: str) -> str:
     """A drawing for dark pages. Pictures and colour maps stay as they are, and what is
     drawn upon them keeps its white and black."""
     pieces = list(placed(svg))
+    corners: dict[int, list[tuple[str, str]]] = {}  # of axes, from their ground
+    for piece, places, axes in pieces:
+        if axes and places[-1] == "patch" and (found := CORNER.findall(piece)):
+            corners.setdefault(axes, found)
     mapped = {axes for _, places, axes in pieces if MAPS & set(places)}
     pictured = {axes for piece, _, axes in pieces if piece.startswith("<image")}
     done = []
@@ -97,6 +117,11 @@ def dark_version(svg: str) -> str:
             return match[0] if kept else on_dark(match[0])
 
         stays = piece.startswith("<image") or MAPS & set(places)
+        if first == "text" and axes in mapped | pictured:
+            if written_upon(piece, corners.get(axes, [])):
+                stays = True
+                if "fill:" not in piece:  # what has no colour of its own is black
+                    piece = piece.replace("<g", '<g style="fill: #000000"', 1)
         done.append(piece if stays else COLOUR.sub(turn, piece))
     # What has no colour of its own is black: matplotlib's text.
     return re.sub(r"<svg\b", '<svg fill="#ededed"', "".join(done), count=1)

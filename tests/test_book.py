@@ -404,6 +404,25 @@ def test_a_colour_map_stays_as_it_is_on_dark_pages(root: Path) -> None:
     assert "#000000" not in over_map and "#ffffff" not in beside_map
 
 
+def test_words_upon_a_picture_keep_their_colour_and_words_beside_it_turn(
+    root: Path,
+) -> None:
+    drawn = [
+        '<g id="axes_1"><g id="patch_2"><path d="M 10 90 L 90 90 L 90 20 L 10 20 z"/></g>',
+        '<image href="a"/><g id="text_1"><g transform="translate(20 30) scale(.1)"/></g>',
+        '<g id="text_2"><g style="fill: #ffffff" transform="translate(40 50)"/></g>',
+        '<g id="text_3"><g style="fill: #111111" transform="translate(40 12)"/></g>',
+        '<g id="text_4"><g transform="translate(40 14)"/></g></g>',
+        '<g id="axes_2"><g id="patch_3"><path d="M 10 190 L 90 120 z"/></g>',
+        '<g id="text_5"><g style="fill: #ffffff" transform="translate(40 150)"/></g></g>',
+    ]
+    dark = load(root, "pcl_page").dark_version("<svg>" + "".join(drawn))
+    assert '<g style="fill: #000000" transform="translate(20 30) scale(.1)"/>' in dark
+    assert '<g style="fill: #ffffff" transform="translate(40 50)"/>' in dark
+    assert "#111111" not in dark and '<g transform="translate(40 14)"/>' in dark
+    assert '<g style="fill: #ffffff" transform="translate(40 150)"/>' not in dark
+
+
 def test_a_drawing_has_a_second_layout_where_there_is_one(
     root: Path, tmp_path: Path
 ) -> None:
