@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -113,17 +114,34 @@ def complaints(
     return found
 
 
+def take_solution_seconds(notebook: Any) -> float:
+    """What the solutions of exercises took, from the times that stand beside the cells;
+    the times are taken away."""
+    total = 0.0
+    for cell in code_of(notebook):
+        times = cell.metadata.pop("execution", {})
+        line = cell.metadata.get("mystnb", {}).get("code_prompt_show", "")
+        if line.startswith("Solution") and "shell.execute_reply" in times:
+            ends = (times["iopub.execute_input"], times["shell.execute_reply"])
+            start, end = (
+                datetime.fromisoformat(t.replace("Z", "+00:00")) for t in ends
+            )
+            total += (end - start).total_seconds()
+    return total
+
+
 def execute(notebook: Any, folder: str, timeout: int) -> Any:
     """Run all cells. A kernel that ends before it answers has run none of them, so
     another one is started; a kernel that a cell ends is not."""
+    how = {"allow_errors": False, "record_timing": True}
     for _ in range(STARTS - 1):
         try:
-            return single_nb_execution(notebook, folder, timeout, allow_errors=False)
+            return single_nb_execution(notebook, folder, timeout, **how)
         except DeadKernelError:
             raise
         except RuntimeError as error:
             say(f"{error}; starting another")
-    return single_nb_execution(notebook, folder, timeout, allow_errors=False)
+    return single_nb_execution(notebook, folder, timeout, **how)
 
 
 def run(
@@ -152,7 +170,7 @@ def run_all(app: Any, pages: dict[str, Any]) -> None:
         name: ran.metadata.pcl.seconds for name in pages if (ran := kept(root, name))
     }
     order = sorted(pages, key=lambda name: -last.get(name, float("inf")))
-    seconds, wrong = {}, []
+    seconds, solutions, wrong = {}, 0.0, []
     first = fork_kernels if len(pages) > MANY else None
     with ProcessPoolExecutor(WORKERS, initializer=first) as pool:
         jobs = {}
@@ -169,6 +187,7 @@ def run_all(app: Any, pages: dict[str, Any]) -> None:
             note = "  FAILED" if failed else "  slow" if seconds[name] > SLOW else ""
             say(f"[{count:>2}/{len(jobs)}] {name:<28} {seconds[name]:5.1f} s{note}")
             wrong += [f"{name}, {line}" for line in failed]
+            solutions += take_solution_seconds(notebook)
             if not failed:
                 key = key_of(notebook, root)
                 notebook.metadata["pcl"] = {"key": key, "seconds": seconds[name]}
@@ -178,6 +197,7 @@ def run_all(app: Any, pages: dict[str, Any]) -> None:
     slowest = sorted(seconds, key=lambda name: -seconds[name])[:5]
     said = ", ".join(f"{name} {seconds[name]:.0f} s" for name in slowest)
     say(f"Pages that ran: {len(seconds)}; the slowest: {said}")
+    say(f"Solutions of exercises among them: {solutions:.1f} s")
 
 
 def on_outdated(app: Any, env: Any, *changed: set[str]) -> list[str]:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import nbformat
 import pytest
 import yaml
 
@@ -622,6 +623,22 @@ def test_forked_kernels_are_fresh_show_figures_and_may_die(root: Path) -> None:
     words = [sys.executable, "-c", FORKED]
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and done.stdout.split() == ["forked"], done.stderr
+
+
+def test_what_solutions_take_is_added_up_and_taken_off(root: Path) -> None:
+    times = {
+        "iopub.execute_input": "2026-01-01T00:00:01.500000Z",
+        "shell.execute_reply": "2026-01-01T00:00:03.000000Z",
+    }
+    cells = []
+    for line in ("Solution 1", "Imports", "Solution 2"):
+        cell = nbformat.v4.new_code_cell("1")
+        cell.metadata["mystnb"] = {"code_prompt_show": line}
+        cell.metadata["execution"] = dict(times)
+        cells.append(cell)
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    assert load(root, "pcl_run").take_solution_seconds(notebook) == 3.0
+    assert not any("execution" in cell.metadata for cell in notebook.cells)
 
 
 def test_a_kernel_that_never_answers_is_started_again(

@@ -233,7 +233,7 @@ def test_page_served_is_typeset_described_and_fits_a_phone(
 
 AXE = "axe-core@4.10.3"
 # What MathJax draws has its own words for screen readers; the colours of code are the
-# theme's, and the same on every page.
+# theme's, and the same on every page: a test below looks at those of one page.
 SERIOUS = """const done = arguments[arguments.length - 1];
     axe.run({include: arguments[0], exclude: [['mjx-container'], ['pre']]},
             {resultTypes: ['violations'], ...arguments[1]}).then(found => done(
@@ -356,6 +356,24 @@ def test_what_scripts_draw_has_no_serious_violation(
     browser.get((HTML / page).as_uri())
     browser.execute_script(axe)
     assert violations(browser) == []
+
+
+CODE = """const done = arguments[arguments.length - 1];
+    axe.run({include: [['article pre']]}, {resultTypes: ['violations', 'passes'], ...arguments[0]})
+    .then(found => done(['violations', 'passes'].map(kind => found[kind].flatMap(v => v.nodes).length)))"""
+
+
+def test_code_can_be_read_in_both_modes(browser: webdriver.Chrome, axe: str) -> None:
+    browser.set_script_timeout(600)
+    browser.get((HTML / "nbs" / "260_losses.html").as_uri())
+    browser.execute_script(axe)
+    for theme in ("light", "dark"):
+        themed(browser, theme)
+        wrong, right = browser.execute_async_script(CODE, CONTRAST)
+        assert wrong == 0 and right > 50, theme
+    pale = "document.querySelector('article pre span').style.color = '#333'"
+    browser.execute_script(pale)  # still dark
+    assert browser.execute_async_script(CODE, CONTRAST)[0] == 1
 
 
 def test_the_frame_of_a_page_has_no_serious_violation(

@@ -190,6 +190,20 @@ def test_answers_are_found() -> None:
     assert sum(len(answers_in(t)) for p in CHAPTERS for t in prose_of(p)) > 80
 
 
+def test_what_stands_in_for_a_moving_figure_says_where_a_still_one_is() -> None:
+    count = 0
+    for path in CHAPTERS:
+        for cell in cells_of(path):
+            if cell["cell_type"] == "code" and "With scripts, " in cell["source"]:
+                said = " ".join(re.findall(r'"([^"]*)"', cell["source"]))
+                said = re.search(r"With scripts, [^.]*\.", said)
+                count += 1
+                assert said and re.search(r"; the .*\b(above|below)\b", said[0]), (
+                    path.stem
+                )
+    assert count >= 6
+
+
 def exercises_of(path: Path) -> list[tuple[int, str]]:
     """Number and solution of every exercise of a chapter."""
     cells, found = cells_of(path), []
