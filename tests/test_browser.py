@@ -180,6 +180,10 @@ UNSEEN = (
 TOO_WIDE = """const room = document.querySelector('article').clientWidth + 1;
     return [...document.querySelectorAll('article table')].filter(t => t.offsetWidth > room)
     .map(t => t.textContent.slice(0, 200))"""
+# Formulas that do not either.
+TOO_LONG = """return [...document.querySelectorAll('article div.math mjx-container')]
+    .filter(f => f.clientWidth && f.scrollWidth > f.clientWidth + 1)
+    .map(f => f.closest('div.math').id)"""
 # What scrolls sideways and cannot be reached from the keyboard.
 UNREACHED = """return [...document.querySelectorAll('article *')].filter(e =>
     e.scrollWidth > e.clientWidth + 1 && e.clientWidth && !e.closest('[tabindex]')
@@ -227,6 +231,7 @@ def test_page_served_is_typeset_described_and_fits_a_phone(
         browser.execute_async_script(SETTLED)
         assert browser.execute_script(CUT_OFF) == []
         assert browser.execute_script(TOO_WIDE) == []
+        assert browser.execute_script(TOO_LONG) == []
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
