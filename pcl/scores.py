@@ -102,13 +102,21 @@ _ONE_SEED = "one seed only"
 _SEEN = "training saw it"
 _ANSWERED = "the search starts at the published answer"
 _DISAGREE = "our searches disagree with each other"
+_ALONE = "no evidence without the order of the same row"
 # What an inconclusive verdict lacks, by what its reason says.
 _LACKS = {
-    _ONE_SEED: Cause("budget", "One seed says nothing of the next. No more were run."),
-    _SCATTER: Cause("budget", "More seeds would tell. No more were run."),
-    _DISAGREE: Cause("budget", "The seed decided. No longer searches were run."),
+    _ONE_SEED: Cause(
+        "budget", "One seed says nothing of the next, and two are asked for."
+    ),
+    _SCATTER: Cause(
+        "unexplained", "The seeds that were run do not say whether it differs."
+    ),
+    _DISAGREE: Cause(
+        "unexplained", "At this budget the seed decides which choice wins."
+    ),
     _SEEN: Cause("artefact of a rule", "What training was shown is not counted."),
     _ANSWERED: Cause("artefact of a rule", "An answer that was given is not counted."),
+    _ALONE: Cause("artefact of a rule", "An error of kappa does not count by itself."),
 }
 
 
@@ -452,6 +460,8 @@ def _score(
     if why and not values:
         verdict = "not testable here"
     judged = dict.fromkeys(f"{r.experiment} {r.row}" for _, some in found for r in some)
+    if 0 < len(judged) < len(e.along):
+        reason += f"; {len(judged)} of {len(e.along)} places on the sweep were run"
     return ScoreRow(
         experiment=e.experiment,
         row=e.row,
@@ -540,7 +550,8 @@ def _judged(e: PublishedCell, runs: Sequence[Record]) -> tuple[str, Values]:
 def _not_alone(
     rows: Sequence[ScoreRow], entries: Sequence[PublishedCell]
 ) -> list[ScoreRow]:
-    """The same lines; a level without its order is taken back to inconclusive."""
+    """The same lines; a level, or a trend of levels, without its order is taken back
+    to inconclusive."""
     needs = {(e.experiment, e.metric): e.only_with for e in entries if e.only_with}
     by_key = {(r.experiment, r.row, r.preset, r.metric): r for r in rows}
     found = []
@@ -548,12 +559,13 @@ def _not_alone(
         other = needs.get((r.experiment, r.metric), "")
         order = by_key.get((r.experiment, r.row, r.preset, other))
         alone = other and (order is None or order.verdict != "reproduced")
-        if alone and r.verdict == "reproduced" and r.rule in ("value", "magnitude"):
-            text = f"{r.reason}; no evidence without the order of the same row"
-            r = replace(r, verdict="inconclusive", reason=text)
+        if alone and r.verdict == "reproduced":
+            kind, why = _LACKS[_ALONE].kind, _LACKS[_ALONE].text
             if order and order.cause:
-                why = f"As for its order. {order.cause}"
-                r = replace(r, cause_kind=order.cause_kind, cause=why)
+                kind, why = order.cause_kind, f"As for its order. {order.cause}"
+            text = f"{r.reason}; {_ALONE}" + ("" if order else ", and none is printed")
+            r = replace(r, verdict="inconclusive", reason=text)
+            r = replace(r, cause_kind=kind, cause=why)
         found.append(r)
     return found
 

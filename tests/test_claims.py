@@ -254,6 +254,30 @@ def test_one_seed_and_crops_in_training_do_not_count() -> None:
     assert judge_claim(asked, Evidence(seen)).weak == ("training saw what is measured",)
 
 
+@pytest.mark.parametrize(
+    ("constant", "weak"), [(2.1, ()), (5.5, ("at a reduced budget",))]
+)
+def test_a_budget_does_not_excuse_what_the_printed_number_misses(
+    constant: float, weak: tuple[str, ...]
+) -> None:
+    asked = replace(
+        claim("beats", "table1 ambiguous kappa_rmse"),
+        baseline="table1 ambiguous kappa_mae_constant",
+    )
+    runs = [
+        record(
+            "table1 ambiguous-as-published",
+            seed,
+            kappa_mae=7.0 + seed,
+            kappa_mae_constant=constant,
+        )
+        for seed in (4, 5)
+    ]
+    row = judge_claim(asked, Evidence(runs))  # printed: 6.15 ± 0.61
+    assert (row.verdict, row.weak) == ("fails", weak)
+    assert row.as_printed is (not weak) and row.counts is (not weak)
+
+
 def test_only_the_asked_preset_is_evidence() -> None:
     asked = claim("positive", "figure8 mcinfonce entropy_gap")
     runs = many("figure8 mcinfonce", "entropy_gap", [0.2, 0.21])

@@ -313,19 +313,19 @@ def test_the_injective_row_has_a_rule_of_its_own() -> None:
 def test_a_trend_is_read_from_the_rows_of_its_sweep() -> None:
     def sweep(values: dict[str, float], seed: int = 0) -> list[Record]:
         return [
-            record(experiment="figure3", row=k, seed=seed, metrics={"kappa_rmse": v})
+            record(experiment="figure7", row=k, seed=seed, metrics={"mu_rank": v})
             for k, v in values.items()
         ]
 
     falling, rising = (
-        {"k1": 50.0, "k4": 20.0, "k64": 5.0},
-        {"k1": 1.0, "k4": 2.0, "k64": 3.0},
+        {"d10": 0.9, "d40": 0.5, "d64": 0.1},
+        {"d10": 0.1, "d40": 0.5, "d64": 0.9},
     )
     (both,) = board(*sweep(falling), *sweep(falling, seed=1))
     assert (both.verdict, both.seeds) == ("reproduced", 2)
     assert board(*sweep(falling))[0].verdict == "inconclusive"  # one seed
     assert board(*sweep(rising))[0].verdict == "differs"
-    assert board(*sweep({"k1": 1.0, "k64": 0.5})) == []  # two points make no trend
+    assert board(*sweep({"d10": 0.9, "d64": 0.5})) == []  # two points make no trend
     assert board(*sweep(falling), *sweep(rising, seed=1))[0].ours == 0.0
 
 
@@ -559,7 +559,46 @@ def test_searches_that_disagree_say_nothing(
     assert line.verdict == verdict
     assert ("disagree" in line.reason) == (verdict == "inconclusive")
     if verdict == "inconclusive":
-        assert line.cause_kind == "budget"
+        assert line.cause_kind == "unexplained"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "verdict"),
+    [((0.8, 0.5, 0.1), "reproduced"), ((0.2, 0.1, 0.3), "inconclusive")],
+)
+def test_a_trend_of_errors_of_kappa_counts_only_with_its_order(
+    ranks: tuple[float, ...], verdict: str
+) -> None:
+    sweep = [
+        record(
+            experiment="figure7",
+            row=row,
+            seed=seed,
+            metrics={"kappa_mae": level, "kappa_rank": rank, "mu_mae": level},
+        )
+        for seed in (4, 5)
+        for row, level, rank in zip(
+            ("d10", "d40", "d64"), (1, 2, 3), ranks, strict=True
+        )
+    ]
+    found = {s.metric: s for s in scoreboard(sweep) if s.row == "d10-d64" and s.seeds}
+    assert found["kappa_rmse"].verdict == verdict
+    assert found["mu_rmse"].verdict == "reproduced"  # directions are evidence alone
+    assert "3 of 7 places on the sweep were run" in found["mu_rmse"].reason
+
+
+def test_a_trend_of_errors_without_a_printed_order_does_not_count() -> None:
+    """Figure 3 has no order beside its errors, so its trend is no evidence."""
+    sweep = [
+        record(experiment="figure3", row=row, seed=s, metrics={"kappa_mae": level})
+        for s in (4, 5)
+        for row, level in (("k1", 50.0), ("k4", 20.0), ("k16", 10.0))
+    ]
+    found = {s.row: s for s in scoreboard(sweep) if s.seeds and s.published}
+    trend = found["k1-k512"]
+    assert (trend.ours, trend.verdict) == (-1, "inconclusive")
+    assert "none is printed" in trend.reason
+    assert trend.cause_kind == "artefact of a rule"
 
 
 # ------------------------------------------------------------------------------------
@@ -778,7 +817,7 @@ def test_one_run_answers_for_every_table_that_prints_it() -> None:
     elsewhere = [replace(r, preset="paper") for r in theirs]
     assert lines_of("figure3 k16", elsewhere) == {}  # there it has 512 samples
     sweep = theirs + world("figure3 k4-as-published", 9.0, 0.7)
-    sweep += world("figure3 k256-as-published", 5.0, 0.8)
+    sweep += world("figure3 k64-as-published", 5.0, 0.8)
     assert lines_of("figure3 k1-k512", sweep)["kappa_rmse"].runs == "as published"
 
 
