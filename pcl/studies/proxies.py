@@ -35,6 +35,7 @@ from ..proxies import ProxyELK, ProxyELNivMF, ProxyFisherBingham, ProxyKL, Proxy
 from ..proxies import ProxyLoss, ProxyNCA, ProxyNivMF, ProxyVMF, SoftmaxProxies
 from ..published.metrics import published_nmi
 from ..published.objectives import PublishedELNivMF, PublishedNivMF, PublishedProxyB
+from ..published.objectives import ExponentialELNivMF, LinearELNivMF, NudgedELNivMF
 from ..published.objectives import PublishedNivMFNoFactor, PublishedProxyELK
 from ..published.objectives import PublishedProxyKL
 from ..training import Config, train
@@ -200,7 +201,15 @@ KINDS: dict[str, Kind] = {
     ),
 }
 LOSSES = list(KINDS)[:-1]
-ABLATED = "nivmf-no-factor"  # the last, which is run as released only
+KINDS |= {
+    f"el-nivmf-{name}": KINDS["el-nivmf"]._replace(released=made)
+    for name, made in {
+        "linear": LinearELNivMF,
+        "exponential": ExponentialELNivMF,
+        "nudged": NudgedELNivMF,
+    }.items()
+}
+ABLATED = list(KINDS)[len(LOSSES) :]  # which are run as released only
 FIGURE_5 = ("cos", "l2", "nivmf", "kl-vmf", "b-vmf", "el-vmf", "el-nivmf")
 # The losses whose start in the released code is another: random proxies, any length.
 COLD = tuple(loss for loss in FIGURE_5 if not KINDS[loss].started)
@@ -750,7 +759,7 @@ def proxy_rows(source: str, losses: list[str]) -> dict[str, Row]:
     for loss in losses:
         rows[f"{name}-{loss}"] = make_row({"loss": loss}, **where)
     released = {"released": True, "one_start": False}
-    for loss in (*FIGURE_5, ABLATED):
+    for loss in (*FIGURE_5, *ABLATED):
         own = make_row({"loss": loss, **released}, **where)
         rows[f"{name}-{loss}-as-published"] = own
     for loss in COLD:  # of what is released the start alone
