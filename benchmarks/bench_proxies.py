@@ -63,7 +63,7 @@ def loop_rows(images: Tensor, labels: Tensor, classes: int, rounds: int) -> list
         "ours": step(loss, 5 * images, labels),
         "loop": step(one_by_one, 5 * images, labels),
     }
-    peers = {"loop": ("the same, image by image as released", 20.0)}
+    peers = {"loop": ("our own loss, called image by image", 20.0)}
     title = f"EL-nivMF, {len(images)} images, {classes} classes, D={images.shape[1]}"
     bars = Bars("proxy-el-nivmf", title, "Losses on proxies", peers)
     return bars.rows(interleaved(calls, rounds))

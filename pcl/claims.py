@@ -12,12 +12,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from .ledger import Record, latest, mean_and_error
 from .names import check_keys, lookup
 from .scores import ScoreRow, answers, format_mean, metric_in, scoreboard, tolerance
-from .works import PublishedCell, published_numbers, published_part
+from .works import CAUSES, PublishedCell, published_numbers, published_part
 
 # %% ../nbs/917_claims.ipynb #917c0005
 VERDICTS = ("holds", "holds in part", "fails", "not testable here")
@@ -41,6 +41,8 @@ class Claim:
         why (str): it cannot be tested
         instead (str): what is run here in place of what it speaks of
         released (bool): judged by the authors' own runs, from their files
+        controlled (str): what our runs hold fixed that those as published do not
+        because (str): a kind of cause and a sentence, where ours differs
     """
 
     name: str
@@ -56,6 +58,8 @@ class Claim:
     why: str = ""  # it cannot be tested
     instead: str = ""  # what is run here in place of what it speaks of
     released: bool = False  # judged by the authors' own runs, from their files
+    controlled: str = ""  # what our runs hold fixed that those as published do not
+    because: str = ""  # a kind of cause and a sentence, where ours differs
 
 
 def claims_of(
@@ -67,6 +71,8 @@ def claims_of(
         names = list(Claim.__dataclass_fields__)
         check_keys(f"word of claim {entry.get('name')}", entry, names)
         lookup("rule of a claim", entry["rule"], CLAIM_RULES)
+        if entry.get("because"):
+            lookup("cause", entry["because"].partition(":")[0], CAUSES)
         of, exact = (tuple(entry.get(key, ())) for key in ("of", "exact"))
         found.append(Claim(**{**entry, "of": of, "exact": exact}))
     return found
@@ -246,6 +252,29 @@ def _rule_enough(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Find
     verdict = _by_signs([_sign(*gap) + 1 for gap in gaps])
     return Finding(verdict, f"ahead by {_differences(gaps)}")
 
+
+def _rule_level(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
+    """Every other is within one standard deviation over seeds of the first, on either
+    side."""
+    first, *others = (found[name] for name in claim.of)
+    gaps, far = [_gap(first, other) for other in others], []
+    for other, gap in zip(others, gaps, strict=True):
+        spread = max(s.error * math.sqrt(len(s.values)) for s in (first, other))
+        far.append(0 if abs(gap[0]) <= spread else _sign(*gap) or None)
+    verdict = "holds" if not any(far) and None not in far else "holds in part"
+    verdict = "fails" if any(far) else verdict
+    return Finding(verdict, f"ahead by {_differences(gaps)}")
+
+
+def _rule_inside(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
+    """The best between the ends of a sweep is surely above both ends."""
+    first, *inner, last = (found[name] for name in claim.of)
+    best = max(inner, key=lambda sample: sample.mean)
+    gaps = [_gap(best, end) for end in (first, last)]
+    row = next(name for name in claim.of if found[name] is best).split()[1]
+    text = f"{row} is ahead of the ends by {_differences(gaps)}"
+    return Finding(_by_signs([_sign(*gap) for gap in gaps]), text)
+
 # %% ../nbs/917_claims.ipynb #917c0011
 def _rule_close(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Finding:
     """The first is no further behind the second than published."""
@@ -334,6 +363,8 @@ CLAIM_RULES: dict[str, Rule] = {
     "positive": _rule_positive,
     "above half": _rule_above_half,
     "enough": _rule_enough,
+    "level": _rule_level,
+    "inside": _rule_inside,
     "close": _rule_close,
     "at least": _rule_at_least,
     "overestimated": _rule_overestimated,
@@ -434,6 +465,15 @@ def judge_claim(claim: Claim, e: Evidence) -> ClaimRow:
     finding = Finding("not testable here", claim.why or "not all of it is recorded")
     if kind != "-" or claim.rule == "cells":
         finding = CLAIM_RULES[claim.rule](claim, samples, e)
+    turned = []
+    if claim.controlled and kind == "as published":
+        own = {name: e.sample(name, "ours") for name in wanted}
+        if all(own.values()):
+            fixed = CLAIM_RULES[claim.rule](claim, cast(Any, own), e)
+            told = f"{finding.effect}; {claim.controlled} {fixed.effect}"
+            if fixed.verdict != finding.verdict:
+                turned.append(f"{fixed.verdict} {claim.controlled}")
+            finding = Finding(finding.verdict, told)
     seeds = [len(sample.values) for sample in samples.values()]
     if claim.rule == "cells":
         lines = [line for name in claim.of if (line := e.line(name)) and line.seeds]
@@ -469,7 +509,7 @@ def judge_claim(claim: Claim, e: Evidence) -> ClaimRow:
             "exact": _numbers(e, claim.exact, "ours"),
         },
         " ".join(filter(None, (stands, claim.baseline_is))) or "-",
-        (*_weak(claim, samples.values(), fewest, e), *short, *instead),
+        (*_weak(claim, samples.values(), fewest, e), *short, *instead, *turned),
         already,
     )
 

@@ -61,7 +61,7 @@ def _contour(
 def log_fisher_bingham(
     linear: Tensor,  # b, (..., D)
     quadratic: Tensor,  # a, the diagonal of a matrix, (..., D); broadcasts with linear
-    nodes: int = 40,  # of the contour; 40 give 1e-10 for D from 2 to 128
+    nodes: int = 40,  # of the contour; 40 give 1e-10 for D from 2 to 512
 ) -> Tensor:  # (...)
     """Log of the integral of exp(b.y + sum_i a_i y_i^2) over the unit sphere.
 
@@ -69,7 +69,7 @@ def log_fisher_bingham(
         linear (Tensor): b, (..., D)
         quadratic (Tensor): a, the diagonal of a matrix, (..., D); broadcasts with
             linear
-        nodes (int): of the contour; 40 give 1e-10 for D from 2 to 128
+        nodes (int): of the contour; 40 give 1e-10 for D from 2 to 512
 
     Returns:
         Tensor: (...)

@@ -376,7 +376,8 @@ def html_claim(row: ClaimRow) -> list[str]:
     weak = "; ".join(f"{text}: does not count" for text in row.weak)
     seeds = f"{row.seeds} seed{'s' * (row.seeds > 1)}"
     basis = f"{row.runs}, {seeds}" if row.seeds else ""
-    told = "; ".join(filter(None, (row.effect, basis, weak)))
+    because = row.claim.because if row.verdict != "holds" or row.weak else ""
+    told = "; ".join(filter(None, (row.effect, basis, weak, because)))
     return [
         f'<span style="font-weight: 400">{escape(row.claim.text)}<br>'
         f"<small>{escape(row.claim.source)}; {page}</small></span>",

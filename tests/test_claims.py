@@ -68,7 +68,8 @@ def test_every_claim_is_about_something_that_exists(root: Path) -> None:
         for reference in filter(None, (*c.of, *c.exact, c.baseline)):
             experiment, row, metric = reference.split()
             cell = (experiment, row, metric) in cells
-            assert cell or row in known[experiment].rows, reference
+            both = {row, f"{row}-as-published"}
+            assert cell or both & known[experiment].rows.keys(), reference
         assert c.rule != "beats" or c.baseline
     assert all(rule_in_words(rule) for rule in CLAIM_RULES)
 
@@ -307,3 +308,29 @@ def test_means_show_the_digits_that_their_error_has() -> None:
     assert short_mean(14.351, 0.33) == "14.4 ± 0.3"
     assert short_mean(1196.2, 224.2) == "1196 ± 224"
     assert short_mean(0.1234, None) == "0.123"
+
+
+def test_level_looks_both_ways() -> None:
+    of = ("kappa_pos k20 kappa_rank", "kappa_pos k10 kappa_rank")
+    runs = many("kappa_pos k10", "kappa_rank", [0.4, 0.5, 0.6])
+    for shift, expected in ((0.0, "holds"), (0.3, "fails"), (-0.3, "fails")):
+        own = many("kappa_pos k20", "kappa_rank", [v + shift for v in (0.4, 0.5, 0.6)])
+        assert verdict(claim("level", *of), *runs, *own) == expected
+    near = many("kappa_pos k20", "kappa_rank", [0.51, 0.61, 0.71])
+    assert verdict(claim("level", *of), *runs, *near) == "holds in part"
+
+
+def test_the_best_inside_a_sweep_is_held_to_both_ends() -> None:
+    rows = ("k5", "k10", "k20", "k40")
+    of = tuple(f"kappa_pos {row} kappa_rank" for row in rows)
+    for levels, expected in (
+        ((0.1, 0.5, 0.3, 0.2), "holds"),
+        ((0.5, 0.5, 0.3, 0.2), "holds in part"),
+        ((0.6, 0.5, 0.3, 0.7), "fails"),
+    ):
+        runs = [
+            run
+            for row, level in zip(rows, levels, strict=True)
+            for run in many(f"kappa_pos {row}", "kappa_rank", [level, level + 0.001])
+        ]
+        assert verdict(claim("inside", *of), *runs) == expected

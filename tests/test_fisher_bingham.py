@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
@@ -82,6 +83,36 @@ def test_the_normaliser_is_exact_over_five_decades(dim: int) -> None:
     found, fine = log_fisher_bingham(b, a), log_fisher_bingham(b, a, nodes=400)
     bound = (8 * torch.finfo(torch.float64).eps * fine.abs()).clamp(min=1e-10)
     assert bool(((found - fine).abs() <= bound).all())
+
+
+def by_its_power_series(b: torch.Tensor, a: torch.Tensor) -> float:
+    """The log normaliser with forty digits, without contour, saddle or quadrature: the
+    series in chapter 165, whose terms are all positive."""
+    with mpmath.workdps(40):
+        low, half = a.min().item(), mpmath.mpf(len(b)) / 2
+        shifted = [mpmath.mpf(v) - mpmath.mpf(low) for v in a.tolist()]
+        squares = [mpmath.mpf(v) ** 2 / 4 for v in b.tolist()]
+        power, p, c = [mpmath.mpf(1)] * len(shifted), [], [mpmath.mpf(1)]
+        gamma = term = total = 1 / mpmath.gamma(half)
+        while len(p) < 10 or term > total * mpmath.mpf(10) ** -25:
+            n, raised = len(c), [x * y for x, y in zip(power, shifted, strict=True)]
+            p.append(mpmath.fsum(raised) / 2 + n * mpmath.fdot(squares, power))
+            c.append(mpmath.fdot(p, reversed(c)) / n)
+            gamma, power = gamma / (half + n - 1), raised
+            term = c[-1] * gamma
+            total += term
+        return low + float(mpmath.log(2 * mpmath.pi**half * total))
+
+
+def test_the_hardest_law_is_that_of_forty_digits() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = -129 * torch.rand(2, 512, generator=generator, dtype=torch.float64)
+    b = 2.7 * torch.nn.functional.normalize(draws(2, 512), dim=-1)
+    found = log_fisher_bingham(b, a)
+    for row, linear, quadratic in zip(found, b, a, strict=True):
+        wanted = by_its_power_series(linear, quadratic)
+        bound = max(1e-10, 8 * torch.finfo(torch.float64).eps * abs(wanted))
+        assert abs(row.item() - wanted) <= bound
 
 
 def test_no_information_has_no_divergence_from_the_uniform() -> None:

@@ -799,6 +799,14 @@ MUTATIONS = (
         '("-as-published", "")',
     ),
     Mutation(
+        "an exponential model of log C inverts the height of the mode",
+        "550",
+        "1eb8c7df",
+        "550b0003",
+        '"exponential": ExponentialELNivMF(1, 128).log_peak',
+        '"exponential": LinearELNivMF(1, 128).log_peak',
+    ),
+    Mutation(
         "on characters the published leads need the starts of the release",
         "555",
         "d5718772 c1a520ad",
@@ -813,6 +821,14 @@ MUTATIONS = (
         "570a0042",
         'mean("el-nivmf", "norm_median", "cars")',
         'mean("el-vmf", "norm_median", "cars")',
+    ),
+    Mutation(
+        "the length of a drawing follows its ink, and not whether it is found",
+        "570",
+        "dd5e5e35 570a0051",
+        "570a0053",
+        'found["norm_ink_corr"] > 0.5',
+        'found["norm_auroc"] > 0.6',
     ),
     Mutation(
         "a pull is the slope towards the own proxy",

@@ -227,3 +227,12 @@ def test_a_quarter_of_the_generated_labels_is_wrong() -> None:
     wrong = data.labels != clean
     assert wrong.tolist() == (torch.arange(len(clean)) % 4 == 0).tolist()
     assert set(data.labels.tolist()) == set(clean.tolist())
+
+
+def test_equal_trials_are_settled_by_the_gentler_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxies, "recall", lambda z, labels: 50.0)
+    s = settings(loss="l2", sharpness=0.0, rates="2e-3 1e-3", steps=1, lr_proxy=1.5)
+    found = proxies.search.__wrapped__(s)
+    assert (found.sharpness, found.lr) == (min(KINDS["l2"].sharpness), 1e-3)
