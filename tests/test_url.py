@@ -119,6 +119,14 @@ def test_the_cosine_has_no_gap_to_itself_and_needs_no_search():
     assert "steps" not in found.series
 
 
+def test_ten_classes_have_heavier_tails_than_a_normal():
+    """Two standard errors of a difference over ten classes, and over very many."""
+    few, many = url.by_student(-0.2, 0.1, 10), url.by_student(0.2, 0.1, 100_001)
+    assert few == pytest.approx(0.0766, abs=1e-4)  # Student's t, nine degrees
+    assert many == pytest.approx(0.0455, abs=1e-4)  # the normal's
+    assert url.CLASSES.keys() == url.DOWNSTREAM.keys()
+
+
 def test_a_missing_set_is_said_and_not_scored(monkeypatch):
     real = url._judge_set
 
@@ -237,8 +245,9 @@ def test_every_estimator_has_a_row_for_each_upstream():
         rows
     )
     assert {f"{e}-tiny-lite0-as-published" for e in RELEASED} <= rows.keys()
-    assert {f"{e}-tiny-three-looks" for e in url.TRAINED} <= rows.keys()
-    more = 2 * len(one_view) + len(url.TRAINED)
+    for end in ("three-looks", "looks"):
+        assert {f"{e}-tiny-{end}" for e in url.TRAINED} <= rows.keys()
+    more = 2 * len(one_view) + 2 * len(url.TRAINED)
     assert len(rows) == 4 * len(all_of_them) + 3 * len(RELEASED) + more
     assert experiments()["url"].seeds_of("ce-tiny") == (1, 2, 3, 4, 5)
     assert experiments()["url"].seeds_of("energy-fine") == (1,)
