@@ -213,12 +213,14 @@ def test_thin_sets_get_features_of_what_is_judged_only(monkeypatch):
     monkeypatch.setattr(url, "dataset", lambda title: data)
     url.load_pool.cache_clear()
     slow = url.load_some("some:test", "slow", most=300)
-    usual = url.load_some("some:test", url.DEFAULT_MODEL, most=300)
+    usual = url.load_some("cub200:test", url.DEFAULT_MODEL, most=300)
     monkeypatch.setattr(url, "CUT", 300)  # at the default cut: whole, then thinned
-    shared = url.load_some("some:test", url.DEFAULT_MODEL, most=300)
-    whole = url.load_some("some:test", url.DEFAULT_MODEL, most=0)
+    shared = url.load_some("cub200:test", url.DEFAULT_MODEL, most=300)
+    whole = url.load_some("cub200:test", url.DEFAULT_MODEL, most=0)
+    url.load_some("some:test", url.DEFAULT_MODEL, most=300)  # shared by no chapter
+    url.load_some("cub200:test", url.DEFAULT_MODEL, "random", most=300)
     url.load_pool.cache_clear()
-    assert asked == [7, 7, 1, 1] and len(whole.labels) == 2000
+    assert asked == [7, 7, 1, 1, 7, 7] and len(whole.labels) == 2000
     for one in (usual, shared):
         assert one.labels.equal(slow.labels) and one.features.equal(slow.features)
     assert len(slow.labels) == 286
