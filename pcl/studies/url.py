@@ -679,14 +679,6 @@ for _name, _question, _measure, _rows in (
             for e in TRAINED
         }
         | {
-            f"{e}-tiny-looks": make_row(
-                {"estimator": e, "curve": False, "looks": 3},
-                sized={"upstream": "tiny"},
-                seeds=(1, 2, 3),
-            )
-            for e in TRAINED
-        }
-        | {
             f"{e}-tiny-whole": make_row(
                 {"estimator": e, "curve": False},
                 sized=WHOLE,
