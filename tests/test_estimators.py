@@ -58,6 +58,7 @@ from pcl.uncertainties import (
     fit_posterior,
     numbered,
     posteriors,
+    seeded,
 )
 from pcl.vmf import VonMisesFisher
 
@@ -475,6 +476,20 @@ def test_dropout_is_on_at_test_and_off_in_the_release(data):
     net, _, _ = fit_dropout(features, labels, 0, TINY, 0.3)
     found = by_mcdropout(features, labels, **how)(x)
     assert found.embedding.equal(net.embed(x))  # no unit of the embedding is off
+
+
+def test_released_dropout_of_the_other_backbone_blurs_the_embedding(data):
+    features, labels, x = data
+    how = {"recipe": TINY, "rate": 0.3, "by": "jsd"}
+    make = dropout_as_published(features, labels, noisy=True, **how)
+    clean, found = by_mcdropout(features, labels, **how)(x), make(x)
+    assert found.certainty.min() < -1e-4  # its passes differ
+    assert not found.embedding.equal(clean.embedding)  # the last of them is retrieved
+    assert found.embedding.equal(make(x).embedding)
+    net, _, _ = fit_dropout(features, labels, 0, TINY, 0.3)
+    with seeded(1):
+        passes = [net.train().embed(x) for _ in range(10)]
+    assert found.embedding.equal(passes[-1])
 
 
 def test_ensemble_heads_differ_and_share_an_embedding(data):

@@ -117,7 +117,17 @@ def test_lone_images_and_broken_files_are_said():
     found = judge_features(data)
     assert found.images == 77
     assert any("3 images alone in a class" in note for note in found.notes)
-    assert any("1 file that could not be read" in note for note in found.notes)
+    assert any("1 file that could not be read: x.png" in note for note in found.notes)
+
+
+def test_few_mistakes_are_said():
+    data = embedded(labels=False)
+    data.features[5:, 1] = data.features[5:, 0]  # five crops may fail, at most
+    found = judge_features(data)
+    wrong = round((1 - found.recall) * 80)
+    assert 2 <= wrong <= 5 and found.scores
+    assert any(f"only {wrong} wrong answers" in note for note in found.notes)
+    assert not any("only" in note for note in judge_features(embedded()).notes)
 
 
 def test_the_page_is_whole_and_escaped():
@@ -126,6 +136,16 @@ def test_the_page_is_whole_and_escaped():
     assert "<script" not in text and "a &lt; b" in text
     assert text.count("<tr>") == 1 + len(found.scores)
     assert f"{found.recall:.1%}" in text
+
+
+def test_a_page_links_to_its_images_and_says_what_is_measured() -> None:
+    found = judge_features(embedded())
+    assert "<a " not in page(found)  # where the images lie is not known
+    text = page(found, "my photos/2024")
+    assert text.count('<a href="my%20photos/2024/') == len(found.doubted)
+    for score in found.scores:
+        assert text.count(pcl.benchmark.MEANING[score.name]) == 1
+    assert pcl.benchmark.MEANING.keys() == pcl.benchmark.TITLES.keys()
 
 
 def test_the_command_writes_a_page(tmp_path: Path, capsys):

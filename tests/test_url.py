@@ -119,6 +119,14 @@ def test_the_cosine_has_no_gap_to_itself_and_needs_no_search():
     assert "steps" not in found.series
 
 
+def test_ten_classes_have_heavier_tails_than_a_normal():
+    """Two standard errors of a difference over ten classes, and over very many."""
+    few, many = url.by_student(-0.2, 0.1, 10), url.by_student(0.2, 0.1, 100_001)
+    assert few == pytest.approx(0.0766, abs=1e-4)  # Student's t, nine degrees
+    assert many == pytest.approx(0.0455, abs=1e-4)  # the normal's
+    assert url.CLASSES.keys() == url.DOWNSTREAM.keys()
+
+
 def test_a_missing_set_is_said_and_not_scored(monkeypatch):
     real = url._judge_set
 
@@ -205,12 +213,14 @@ def test_thin_sets_get_features_of_what_is_judged_only(monkeypatch):
     monkeypatch.setattr(url, "dataset", lambda title: data)
     url.load_pool.cache_clear()
     slow = url.load_some("some:test", "slow", most=300)
-    usual = url.load_some("some:test", url.DEFAULT_MODEL, most=300)
+    usual = url.load_some("cub200:test", url.DEFAULT_MODEL, most=300)
     monkeypatch.setattr(url, "CUT", 300)  # at the default cut: whole, then thinned
-    shared = url.load_some("some:test", url.DEFAULT_MODEL, most=300)
-    whole = url.load_some("some:test", url.DEFAULT_MODEL, most=0)
+    shared = url.load_some("cub200:test", url.DEFAULT_MODEL, most=300)
+    whole = url.load_some("cub200:test", url.DEFAULT_MODEL, most=0)
+    url.load_some("some:test", url.DEFAULT_MODEL, most=300)  # shared by no chapter
+    url.load_some("cub200:test", url.DEFAULT_MODEL, "random", most=300)
     url.load_pool.cache_clear()
-    assert asked == [7, 7, 1, 1] and len(whole.labels) == 2000
+    assert asked == [7, 7, 1, 1, 7, 7] and len(whole.labels) == 2000
     for one in (usual, shared):
         assert one.labels.equal(slow.labels) and one.features.equal(slow.features)
     assert len(slow.labels) == 286

@@ -25,6 +25,7 @@ from .sphere import published_sample
 from ..uncertainties import RECIPE, Heteroscedastic, Matches, RandomFeatures, Recipe
 from ..uncertainties import agreement, by_ce, by_elk, by_ensemble, by_het_xl, by_hib
 from ..uncertainties import by_infonce, by_mcinfonce, by_nivmf, by_sngp, fit_dropout
+from ..uncertainties import seeded
 from ..vmf import VonMisesFisher
 
 # %% ../../nbs/631_released_estimators.ipynb #631c0008
@@ -134,8 +135,10 @@ def dropout_as_published(
     rate: float = 0.1,
     by: str = "entropy",  # or jsd
     smoothing: float = 0.0,
+    noisy: bool = False,  # as on the ResNet; else as on the vision transformer
 ) -> Estimator:
-    """MCDropout as released for one of two backbones: ten times the same pass.
+    """MCDropout as released: ten times the same pass, or else ten noisy ones, the last
+    of which gives the embedding.
 
     Args:
         features (Tensor)
@@ -145,12 +148,16 @@ def dropout_as_published(
         rate (float)
         by (str): or jsd
         smoothing (float)
+        noisy (bool): as on the ResNet; else as on the vision transformer
     """
     net, _, _ = fit_dropout(features, labels, seed, recipe, rate, smoothing)
 
     def predict(x: Tensor) -> Prediction:
-        probs = torch.stack([net.eval()(x).softmax(-1) for _ in range(10)])
-        return Prediction(net.embed(x), agreement(probs, by), probs[0].log())
+        net.train(noisy)
+        with seeded(seed + 1):
+            passes = [net.embed(x) for _ in range(10)]
+        probs = torch.stack([net.last(e).softmax(-1) for e in passes])
+        return Prediction(passes[-1], agreement(probs, by), probs.mean(0).log())
 
     return predict
 
