@@ -49,14 +49,18 @@ TERMS: dict[str, Terms] = {
     "cifar10": Terms(False, "none stated", "collected from the web, no licence given"),
     "cifar10h": Terms(False, "CC BY-NC-SA 4.0", "non-commercial; labels only"),
     "cifar10n": Terms(False, "CC BY-NC 4.0", "non-commercial; labels only"),
-    "cue-conflict": Terms(True, "CC BY 4.0", "with attribution; 1,600 images, all odd"),
+    "cue-conflict": Terms(
+        False,
+        "CC BY 4.0",
+        "made from photographs that its authors may not share, as they write",
+    ),
     "fashion-mnist-h": Terms(
         False,
         "images MIT, votes GPL-3.0",
-        "images alone may: of no use for photographs",
+        "the votes; of the images alone only the test half is at hand",
     ),
-    "omniglot": Terms(True, "MIT", "drawings only: of no use for photographs"),
-    "generated": Terms(True, "this package's", "shapes: of no use for photographs"),
+    "omniglot": Terms(True, "MIT", "drawn for the set; with its notice of copyright"),
+    "generated": Terms(True, "this package's", "computed, from no other image"),
 }
 
 
