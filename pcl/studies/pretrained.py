@@ -27,7 +27,7 @@ from torch.nn.functional import affine_grid, conv2d, cross_entropy, grid_sample
 from torch.nn.functional import interpolate, one_hot, pad
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..auroc import alignment, auroc, auroc_gap, ood_auroc
+from ..auroc import alignment, auroc, auroc_gap
 from ..catalogue.cifar10 import load_cifar10, load_cifar10h
 from ..datasets import dataset, generated_images
 from ..devices import OneProcess
@@ -193,6 +193,7 @@ def judge_certainty(
     name: str,
     judged: Judged,
     inside: Tensor,  # (m,), certainties of upstream images
+    home: Tensor,  # (m,), their classes
 ) -> dict[str, float]:
     """R-AUROC with its error, the gaps to the baselines, people, and the level.
 
@@ -201,6 +202,7 @@ def judge_certainty(
         name (str)
         judged (Judged)
         inside (Tensor): (m,), certainties of upstream images
+        home (Tensor): (m,), their classes
     """
     d, hits = judged.data, judged.hits
     found = auroc(certainty, hits, d.labels)
@@ -209,7 +211,10 @@ def judge_certainty(
         gap = auroc_gap(certainty, judged.certainty[other], hits, d.labels)
         metrics[f"{name}_over_{other}"] = gap.value
         metrics[f"{name}_over_{other}_error"] = gap.error
-    metrics[f"level_{name}"] = ood_auroc(inside, certainty).value
+    known = torch.arange(len(inside) + len(certainty)) < len(inside)
+    kinds = torch.cat([home, home.max() + 1 + d.labels])
+    level = auroc(torch.cat([inside, certainty]), known, kinds)
+    metrics |= {f"level_{name}": level.value, f"level_{name}_error": level.error}
     if d.votes is not None and len(certainty.unique()) > 1:
         people = alignment(certainty, d.votes, n_draws=100)
         metrics |= {f"human_{name}": people.value, f"human_{name}_error": people.error}
@@ -576,7 +581,7 @@ def judge_everywhere(
     for name in names:
         judged = judged_set(name, s.backbone, s.n_test, s.evenly)
         sure = certainty(judged.data, name)
-        metrics |= judge_certainty(sure, name, judged, inside)
+        metrics |= judge_certainty(sure, name, judged, inside, val.data.labels)
         metrics[f"recall_{name}"] = float(judged.hits.double().mean())
     for mean, wanted in MEANS.items():
         values = [metrics[f"r_auroc_{name}"] for name in names if name in wanted]
