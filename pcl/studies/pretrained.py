@@ -672,6 +672,7 @@ TRANSFER = {
     "lion": make_row({"optimizer": "lion"}),
     "sgd": make_row({"optimizer": "sgd"}, sized={"lr": 0.1}),
     "step": make_row({"schedule": "step"}),
+    "longer": make_row(sized={"steps": 2000}),
     "half": make_row(sized=_CLEAN),
     **{name: make_row({"change": name}, sized=_CLEAN) for name in CHANGES},
     **{name: _larger({}, name) for name in LARGER},
