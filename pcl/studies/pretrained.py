@@ -130,7 +130,7 @@ def load_frozen(
     title, _, split = source.partition(":")
     data = dataset(title).load(split)
     human = load_cifar10h() if name == "cifar10" else data.human
-    if evenly or name in SOURCES | VALIDATION:
+    if evenly or name in SOURCES:
         every = -(-len(data.labels) // n)
         if name in SOURCES:  # n images, and not one fewer
             every = max(1, len(data.labels) // n)
