@@ -454,6 +454,7 @@ def pretrained_heads(args: argparse.Namespace) -> int:
             if note in card:
                 print(f"{note}: {card[note]}")
         print(f"{folder}: {head_origin(args.name)}")
+        print(f'use it: embedding, certainty = pcl.pretrained("{args.name}")(images)')
         return 0
     for name, recipe in RECIPES.items():
         if args.name in (None, name):

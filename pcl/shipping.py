@@ -419,11 +419,16 @@ class WithCertainty(nn.Module):
             tuple[Tensor, Tensor]: (n, features), and (n,): higher is surer
         """
         if not isinstance(images, Tensor):
-            raise TypeError(f"images must be a tensor, got {type(images).__name__}")
+            raise TypeError(
+                f"images must be a tensor, got {type(images).__name__}: of a picture "
+                "in PIL it is torch.from_numpy(numpy.array(picture.convert('RGB')))"
+                ".permute(2, 0, 1)[None]"
+            )
         if images.ndim != 4 or images.shape[1] != 3 or images.is_floating_point():
             raise ValueError(
                 "images must be bytes of shape (n, 3, height, width), got "
-                f"{images.dtype} of shape {tuple(images.shape)}"
+                f"{images.dtype} of shape {tuple(images.shape)}; numbers from 0 to 1 "
+                "become bytes by (255 * images).byte()"
             )
         height, width = images.shape[2:]
         side = min(height, width)
