@@ -132,7 +132,7 @@ def load_frozen(
     human = load_cifar10h() if name == "cifar10" else data.human
     if evenly or name in SOURCES:
         every = -(-len(data.labels) // n)
-        if name in SOURCES:  # n images, and not one fewer
+        if name == "train" or name in SOURCES:  # n images, and not one fewer
             every = max(1, len(data.labels) // n)
         rows = torch.arange(0, len(data.labels), every)[:n]
         x = set_features(source, model=backbone, every=every).data[: len(rows)]
@@ -472,7 +472,8 @@ def upstream(s: TransferSettings, seed: int) -> tuple[Tensor, Tensor]:
     if s.learn != "train":  # images alone: of their labels none is used
         names = s.learn.split()
         each = s.n_train // len(names)
-        x = torch.cat([load_frozen(name, s.backbone, each).x for name in names])
+        parts = (load_frozen(name, s.backbone, each, s.evenly) for name in names)
+        x = torch.cat([part.x for part in parts])
         return x, torch.special.entr(net(x).softmax(-1)).sum(-1)
     data = load_frozen("train", s.backbone, s.n_train, s.evenly)
     x, labels = data.x, data.labels
@@ -638,7 +639,7 @@ _PAPER = {"n_test": 60_000, "steps": 10_000, "batch_size": 2048, "lr": 2.8e-3}
 _CLEAN = {"n_train": 3000}
 _ALL = " ".join((*SETS, *VALIDATION))
 _FREELY = {"losses": "entropy", "kind": "l2", "sets": _ALL}  # without any labels
-_SMALL = {"n_train": 1280}  # as many as there are cue conflicts
+_SMALL = {"n_train": 1280, "evenly": True}  # as many as there are cue conflicts
 _LARGER = {f"lite{k}": f"tf_efficientnet_lite{k}" for k in (1, 2)}
 _LARGER |= {"resnet50": "resnet50_v1"}
 LARGER = {
@@ -689,13 +690,18 @@ TRANSFER = {
     },
     **{
         f"chosen-{losses}-{kind}": make_row(
-            {"losses": losses, "kind": kind, "sets": " ".join(VALIDATION)}
+            {"losses": losses, "kind": kind, "sets": " ".join(VALIDATION)},
+            sized={"evenly": True},
         )
         for losses in ("classifier", "entropy")
         for kind in ("ranking", "l2")
     },
-    "from-random": make_row({"kind": "random", "sets": _ALL}, seeds=(1,)),
-    "from-neighbour": make_row({"kind": "neighbour", "sets": _ALL}, seeds=(1,)),
+    **{
+        f"from-{kind}": make_row(
+            {"kind": kind, "sets": _ALL}, sized={"evenly": True}, seeds=(1,)
+        )
+        for kind in ("random", "neighbour")
+    },
     "cue": make_row({"sets": "cue"}),
     "cue-l2": make_row({"sets": "cue", "kind": "l2"}),
 }
