@@ -702,6 +702,18 @@ TRANSFER = {
         )
         for kind in ("random", "neighbour")
     },
+    **{
+        f"even-{name}": make_row(changes, sized={"evenly": True})
+        for name, changes in (
+            ("ranking", {}),
+            ("l2", {"kind": "l2"}),
+            ("unlabelled", {"losses": "entropy", "kind": "l2"}),
+        )
+    },
+    **{
+        f"even-{name}": make_row({"kind": name}, sized={"evenly": True}, seeds=(1,))
+        for name in ("energy", "entropy", "norm")
+    },
     "cue": make_row({"sets": "cue"}),
     "cue-l2": make_row({"sets": "cue", "kind": "l2"}),
 }
