@@ -673,9 +673,8 @@ TRANSFER = {
     "lion": make_row({"optimizer": "lion"}),
     "sgd": make_row({"optimizer": "sgd"}, sized={"lr": 0.1}),
     "step": make_row({"schedule": "step"}),
-    "longer": make_row(sized={"steps": 2000}),
     "half": make_row(sized=_CLEAN),
-    **{name: make_row({"change": name}, sized=_CLEAN) for name in CHANGES},
+    **{name: make_row({"change": name}, sized=_CLEAN) for name in CHANGES[:-1]},
     **{name: _larger({}, name) for name in LARGER},
     "lite0-few": make_row(sized={"sets": "cub cars"}, cpu=_FEW),
     **{
@@ -710,6 +709,9 @@ TRANSFER = {
             ("unlabelled", {"losses": "entropy", "kind": "l2"}),
         )
     },
+    "even-longer": make_row(sized={"evenly": True, "steps": 2000}),
+    "even-half": make_row(sized=_CLEAN | {"evenly": True}),
+    "even-views": make_row({"change": "views"}, sized=_CLEAN | {"evenly": True}),
     **{
         f"even-{name}": make_row({"kind": name}, sized={"evenly": True}, seeds=(1,))
         for name in ("energy", "entropy", "norm")
