@@ -9,6 +9,7 @@ import torch
 
 from pcl.experiments import experiments
 from pcl.loss_heads import LossHead
+from pcl.pairs import seen_anew
 from pcl.retrieval import keep_certain, safe_retrieval
 from pcl.studies import pretrained, pretrained_uses
 from pcl.studies.pretrained import Frozen
@@ -163,7 +164,7 @@ def test_the_papers_view_is_a_part_of_the_image_flipped_or_not() -> None:
     rising, plain = 0, 0
     for seed in range(60):
         rng = torch.Generator().manual_seed(seed)
-        seen = pretrained.seen_anew(image, rng)
+        seen = seen_anew(image, rng)
         assert seen.shape == image.shape and seen.dtype == torch.uint8
         slope = float((seen[0, :, -1].float() - seen[0, :, 0].float()).mean())
         rising += slope > 0
@@ -171,5 +172,5 @@ def test_the_papers_view_is_a_part_of_the_image_flipped_or_not() -> None:
         gap = seen[2].float() - seen[0].float()
         plain += bool((gap - 10).abs().max() <= 1)  # no change of colours
     assert 15 < rising < 45 and 20 < plain < 55
-    again = pretrained.seen_anew(image, torch.Generator().manual_seed(59))
+    again = seen_anew(image, torch.Generator().manual_seed(59))
     assert torch.equal(again, seen)

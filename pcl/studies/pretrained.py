@@ -5,16 +5,14 @@
 # %% auto #0
 __all__ = ['SETS', 'PEOPLE', 'UPSTREAM', 'SOURCES', 'VALIDATION', 'IMAGES', 'FREE', 'CHANGES', 'OPTIMIZERS', 'MEANS', 'SMOKE',
            'LARGER', 'TRANSFER', 'Frozen', 'first_of_each', 'load_frozen', 'class_scores', 'Judged', 'judged_set',
-           'judge_certainty', 'blurred', 'boxed', 'noisy', 'zoomed', 'augmixed', 'seen_anew', 'ChangedImages',
-           'changed_set', 'TransferSettings', 'soft_losses', 'upstream', 'Lion', 'train_settings', 'judge_everywhere',
-           'lost_in_half', 'measure_transfer', 'free_certainty', 'ConflictSettings', 'Joint', 'measure_conflict',
-           'CostSettings', 'measure_cost']
+           'judge_certainty', 'ChangedImages', 'changed_set', 'TransferSettings', 'soft_losses', 'upstream', 'Lion',
+           'train_settings', 'judge_everywhere', 'lost_in_half', 'measure_transfer', 'free_certainty',
+           'ConflictSettings', 'Joint', 'measure_conflict', 'CostSettings', 'measure_cost']
 
 # %% ../../nbs/670_pretrained.ipynb #670c0003
 #| code-fold: true
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -23,8 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import affine_grid, conv2d, cross_entropy, grid_sample
-from torch.nn.functional import interpolate, one_hot, pad
+from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..auroc import alignment, auroc, auroc_gap
@@ -41,6 +38,7 @@ from ..metrics import spearman
 from ..neighbours import nearest
 from ..networks import augment, small_resnet
 from ..objectives import ALL, Batch, Learns, Objective
+from ..pairs import augmixed, blurred, boxed, seen_anew, zoomed
 from ..published.objectives import ranking_as_printed, ranking_as_released
 from ..training import Config, Epochs, train
 
@@ -219,106 +217,6 @@ def judge_certainty(
         people = alignment(certainty, d.votes, n_draws=100)
         metrics |= {f"human_{name}": people.value, f"human_{name}_error": people.error}
     return metrics
-
-# %% ../../nbs/670_pretrained.ipynb #670c0012
-def blurred(image: Tensor, sigma: float) -> Tensor:  # bytes to bytes, (3, h, w)
-    """A Gaussian blur of some pixels.
-
-    Returns:
-        Tensor: bytes to bytes, (3, h, w)
-    """
-    reach = max(1, math.ceil(3 * sigma))
-    weights = torch.exp(-torch.arange(-reach, reach + 1.0).square() / (2 * sigma**2))
-    weights = (weights / weights.sum()).view(1, 1, 1, -1)
-    x = image.float()[:, None]
-    for kernel, room in (
-        (weights, (reach, reach, 0, 0)),
-        (weights.mT, (0, 0, reach, reach)),
-    ):
-        x = conv2d(pad(x, room, mode="replicate"), kernel)
-    return x[:, 0].round().clamp(0, 255).to(torch.uint8)
-
-
-def boxed(image: Tensor, share: float, places: Tensor) -> Tensor:
-    """A grey square over a share of the image, at a place in [0, 1]^2."""
-    height, width = image.shape[1:]
-    side = round(math.sqrt(share * height * width))
-    top, left = (places * torch.tensor([height - side + 1, width - side + 1])).long()
-    changed = image.clone()
-    changed[:, top : top + side, left : left + side] = 127
-    return changed
-
-
-def noisy(image: Tensor, sd: float, generator: torch.Generator) -> Tensor:
-    """Gaussian noise, in units of bytes."""
-    added = sd * torch.randn(image.shape, generator=generator)
-    return (image + added).round().clamp(0, 255).to(torch.uint8)
-
-
-def zoomed(image: Tensor, share: float) -> Tensor:
-    """The middle of the image, a share of its side, at full size again."""
-    height, width = image.shape[1:]
-    h, w = max(1, round(share * height)), max(1, round(share * width))
-    top, left = (height - h) // 2, (width - w) // 2
-    part = image[None, :, top : top + h, left : left + w].float()
-    shape: Any = {"size": (height, width), "mode": "bilinear", "align_corners": False}
-    return interpolate(part, **shape)[0].round().clamp(0, 255).to(torch.uint8)
-
-
-def augmixed(image: Tensor, generator: torch.Generator) -> Tensor:
-    """The image mixed with three chains of mild changes, in the manner of AugMix."""
-    draw = partial(torch.rand, (), generator=generator)
-
-    def turned(x: Tensor) -> Tensor:
-        angle, shear, right, down = (torch.rand(4, generator=generator) - 0.5) * 0.6
-        rows = [
-            [angle.cos(), shear - angle.sin(), right],
-            [angle.sin(), angle.cos(), down],
-        ]
-        grid = affine_grid(torch.tensor(rows)[None], [1, *x.shape], False)
-        return grid_sample(
-            x[None], grid, padding_mode="reflection", align_corners=False
-        )[0]
-
-    kinds: Sequence[Callable[[Tensor], Tensor]] = (
-        turned,
-        lambda x: (x / 64).floor() * 64,  # posterize
-        lambda x: torch.where(x > 160, 255 - x, x),  # solarize
-        lambda x: (x - x.amin()) * 255 / (x.amax() - x.amin()).clamp_min(1),
-    )
-    weights = -torch.rand(3, generator=generator).log()  # a Dirichlet of ones
-    mixed = torch.zeros(image.shape)
-    for weight in weights / weights.sum():
-        x = image.float()
-        for _ in range(int(1 + 3 * draw())):
-            x = kinds[int(len(kinds) * draw())](x)
-        mixed += weight * x
-    keep = draw()
-    return (keep * image + (1 - keep) * mixed).round().clamp(0, 255).to(torch.uint8)
-
-
-def seen_anew(image: Tensor, generator: torch.Generator) -> Tensor:
-    """The paper's view of an image: a random crop, a flip, a change of colours."""
-    draw = partial(torch.rand, generator=generator)
-    height, width = image.shape[1:]
-    area, ratio, top, left = draw(4).tolist()
-    size = (0.08 + 0.92 * area) * height * width
-    shape = (3 / 4) ** (1 - 2 * ratio)  # from 3/4 to 4/3
-    h = min(height, max(1, round(math.sqrt(size / shape))))
-    w = min(width, max(1, round(math.sqrt(size * shape))))
-    y, x = int(top * (height - h + 1)), int(left * (width - w + 1))
-    part = image[None, :, y : y + h, x : x + w].float()
-    kind: Any = {"size": (height, width), "mode": "bilinear", "align_corners": False}
-    part = interpolate(part, **kind)[0]
-    part = part.flip(-1) if draw(()) < 0.5 else part
-    if draw(()) < 0.4:
-        bright, contrast, colour = (0.6 + 0.8 * draw(3)).tolist()
-        part = (bright * part).clamp(0, 255)
-        grey = part.mean()
-        part = (grey + contrast * (part - grey)).clamp(0, 255)
-        grey = part.mean(0, keepdim=True)
-        part = grey + colour * (part - grey)
-    return part.round().clamp(0, 255).to(torch.uint8)
 
 # %% ../../nbs/670_pretrained.ipynb #670c0013
 CHANGES = ("augmix", "cutmix", "mixup", "blur", "small-crops", "boxes", "views")
