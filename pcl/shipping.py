@@ -436,7 +436,8 @@ def pretrained(
         raise HeadError(
             f"there is no head for {name} on this machine, and none comes with the "
             f"package (chapter 695 says why): run `pcl pretrained --train {name}` if "
-            f"you have {RECIPES[name].source}, or add --source FOLDER with images of your own"
+            f"you have {RECIPES[name].source}, or add --source FOLDER with images of "
+            "your own"
         )
     head = load_loss_head(weights, backbone=name)
     return WithCertainty(frozen_backbone(160, name), head)
