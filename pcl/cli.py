@@ -438,7 +438,7 @@ def pretrained_heads(args: argparse.Namespace) -> int:
     """List the recipes and the heads that are here, show a card, or make a head."""
     from pcl.heads import read_card
     from pcl.shipping import RECIPES, card_numbers, head_folder, head_origin
-    from pcl.shipping import terms_of, train_pretrained
+    from pcl.shipping import judged_on, terms_of, train_pretrained
 
     if args.source is not None and not args.train:
         raise UsageError("--source names images to learn from: it needs --train")
@@ -449,23 +449,27 @@ def pretrained_heads(args: argparse.Namespace) -> int:
             folder = train_pretrained(args.name, args.source)
         card = read_card(folder / "model.safetensors")
         for name, value in card["metrics"].items():
-            print(f"{name:34s} {value:.4g}")
-        for note in ("measured", "licence"):
+            print(f"{name:38s} {value:.4g}")
+        for note in ("measured", "judged", "licence", "attribution"):
             if note in card:
                 print(f"{note}: {card[note]}")
         print(f"{folder}: {head_origin(args.name)}")
+        print(f'use it: embedding, certainty = pcl.pretrained("{args.name}")(images)')
         return 0
     for name, recipe in RECIPES.items():
         if args.name in (None, name):
             here = (head_folder(name) / "model.safetensors").exists()
             how = f"missing: pcl pretrained --train {name} (from {recipe.source})"
             print(f"{name}: {f'here, {head_origin(name)}' if here else how}")
-    if args.name in RECIPES:  # its card, as it ships
+    if args.name in RECIPES:  # the card of what its recipe makes
         recipe = RECIPES[args.name]
-        print(f"licence: {'; '.join(terms_of(recipe.source)[1:])}")
+        terms = terms_of(recipe.source)
+        print(f"the recipe: {recipe.learns} of its own classifier on {recipe.source}")
+        print(f"licence: {terms.licence}; {terms.reason}")
         print(f"sha256 of the recipe's head: {recipe.sha256}")
+        print(f"judged: {judged_on(recipe)}")
         for name, value in card_numbers(recipe).items():
-            print(f"{name:34s} {value:.4g}")
+            print(f"{name:38s} {value:.4g}")
     lookup("recipe", args.name or name, RECIPES)
     return 0
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOSS_KINDS', 'LossKind', 'LOSS_RECIPE', 'LossHead', 'squared_loss', 'ranking_loss', 'PredictLoss', 'train_loss_head',
-           'load_loss_head']
+           'load_loss_head', 'in_half']
 
 # %% ../nbs/660_loss_heads.ipynb #660c0003
 import math
@@ -319,3 +319,10 @@ def load_loss_head(
         return LossHead(card["features"], card["hidden"], card["depth"])
 
     return open_head(path, ("kind", "depth"), build, backbone, n_features)
+
+# %% ../nbs/660_loss_heads.ipynb #660half2
+def in_half(head: LossHead) -> LossHead:
+    """The head as it comes back from a file in half precision."""
+    other = LossHead(head.n_features, head.hidden, head.depth, head.stop_gradient)
+    other.load_state_dict({k: v.half().float() for k, v in head.state_dict().items()})
+    return other

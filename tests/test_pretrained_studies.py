@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from pcl.experiments import experiments
+from pcl.loss_heads import LossHead
+from pcl.pairs import seen_anew
 from pcl.retrieval import keep_certain, safe_retrieval
 from pcl.studies import pretrained, pretrained_uses
 from pcl.studies.pretrained import Frozen
@@ -97,3 +99,78 @@ def test_people_have_a_set_of_their_own_that_shares_no_image() -> None:
     assert len(every.unique(dim=0)) == len(every)
     made = experiments()["pretrained"].rows
     assert {"cue", "cue-l2", "cue-neighbour", "lite2", "lite2-energy"} <= made.keys()
+
+
+def test_images_without_labels_and_validation_classes_share_nothing_with_the_judged() -> (
+    None
+):
+    learnt = (*pretrained.UPSTREAM, *pretrained.SOURCES)
+    judged = (*pretrained.SETS, *pretrained.VALIDATION)
+    rows = [pretrained.load_frozen(n, "generated", 1000).x for n in (*learnt, *judged)]
+    every = torch.cat(rows)
+    assert len(every.unique(dim=0)) == len(every)
+    sources = {name: pretrained.IMAGES[name] for name in judged}
+    assert len(set(sources.values())) == len(sources)
+    assert not set(sources.values()) & {pretrained.IMAGES[name] for name in learnt}
+
+
+def test_a_head_from_other_images_learns_their_entropies_in_equal_parts() -> None:
+    settings = pretrained.TransferSettings(
+        backbone="generated", learn="letters shapes", losses="entropy", n_train=40
+    )
+    x, losses = pretrained.upstream(settings, 1)
+    parts = [
+        pretrained.load_frozen(n, "generated", 20).x for n in ("letters", "shapes")
+    ]
+    assert torch.equal(x, torch.cat(parts)) and len(x) == 40
+    p = pretrained.class_scores("generated")[0](x).softmax(-1)
+    torch.testing.assert_close(losses, -(p * p.log()).sum(-1))
+
+
+def test_means_are_of_the_sets_that_were_judged() -> None:
+    def judged(sets: str) -> dict[str, float]:
+        settings = pretrained.TransferSettings(
+            backbone="generated", sets=sets, kind="random", n_test=60
+        )
+        return pretrained.measure_transfer(settings, 1, None, "cpu").metrics
+
+    found = judged("cub cub_val cars_val")
+    assert found["r_auroc_mean"] == found["r_auroc_fine"] == found["r_auroc_cub"]
+    want = (found["r_auroc_cub_val"] + found["r_auroc_cars_val"]) / 2
+    assert found["r_auroc_val"] == pytest.approx(want)
+    assert "r_auroc_fine" not in judged("cue") and "r_auroc_val" not in judged("cue")
+    assert "r_auroc_mean" not in judged("cub_val")
+
+
+def test_half_precision_is_measured_where_the_head_is_judged() -> None:
+    settings = pretrained.TransferSettings(
+        backbone="generated", sets="cub", n_test=60, hidden=8
+    )
+    x = pretrained.load_frozen("cub", "generated", 60).x
+    head = LossHead(x.shape[-1], 8)
+    found = pretrained.lost_in_half(head, settings)
+    with torch.no_grad():
+        for p in head.parameters():
+            p.copy_(p.half())
+    assert 0 < found["half_change"] < 0.01 and found["half_rank"] > 0.99
+    assert 0 <= found["half_r_auroc"] < 0.05
+    nothing = pretrained.lost_in_half(head, settings)
+    assert nothing == {"half_change": 0, "half_rank": 1, "half_r_auroc": 0}
+
+
+def test_the_papers_view_is_a_part_of_the_image_flipped_or_not() -> None:
+    ramp = torch.arange(40.0).repeat(3, 40, 1) * 6
+    image = (ramp + torch.tensor([0, 5, 10]).view(3, 1, 1)).to(torch.uint8)
+    rising, plain = 0, 0
+    for seed in range(60):
+        rng = torch.Generator().manual_seed(seed)
+        seen = seen_anew(image, rng)
+        assert seen.shape == image.shape and seen.dtype == torch.uint8
+        slope = float((seen[0, :, -1].float() - seen[0, :, 0].float()).mean())
+        rising += slope > 0
+        assert abs(slope) < 1.5 * 6 * 39
+        gap = seen[2].float() - seen[0].float()
+        plain += bool((gap - 10).abs().max() <= 1)  # no change of colours
+    assert 15 < rising < 45 and 20 < plain < 55
+    again = seen_anew(image, torch.Generator().manual_seed(59))
+    assert torch.equal(again, seen)

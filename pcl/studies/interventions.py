@@ -26,8 +26,9 @@ from ..loss_heads import LossHead
 from ..metrics import spearman
 from ..neighbours import nearest
 from ..networks import small_resnet
-from .pretrained import SETS, TransferSettings, blurred, boxed, class_scores
-from .pretrained import first_of_each, noisy, train_settings, zoomed
+from ..pairs import blurred, boxed, noisy, zoomed
+from .pretrained import SETS, TransferSettings, class_scores
+from .pretrained import first_of_each, train_settings
 
 # %% ../../nbs/680_which_uncertainty.ipynb #680c0007
 INTERVENTIONS: dict[str, tuple[float, ...]] = {

@@ -666,26 +666,31 @@ def measure_scale(typed: Mapping[str, Any]) -> dict[str, float]:
         seeds.setdefault(net[4:].lower(), []).append(value)
     found |= {f"{net}_r_auroc": float(np.mean(v)) for net, v in seeds.items()}
     found["scale_seeds"] = float(min(map(len, seeds.values())))
-    old, new, medium = (
+    medium, old, new = (
         np.array([row[2:] for row in typed[key]])
         for key in (
+            "before the changes, ViT-Medium",
             "before the changes, ViT-Base",
             "after the changes, ImageNet-1k, ViT-Base",
-            "before the changes, ViT-Medium",
         )
     )
-    before, after = old.mean(0), new.mean(0)
     for name, one, other in (
         ("change_r_auroc_p", new[:, 1], old[:, 1]),
         ("large_base_p", seeds["large"], seeds["base"]),
         ("large_medium_p", seeds["large"], medium[:, 1]),
     ):
         found[name] = float(ttest_ind(one, other, equal_var=False).pvalue)  # Welch's
-    found |= {
-        "change_recall": after[0] - before[0],
-        "change_r_auroc": after[1] - before[1],
-    }
-    found["change_21k"] = found["base_r_auroc"] - after[1]
+    more = np.array([row[2:] for row in rows if row[0] == "ViT-Base"])
+    for name, after, before, k in (
+        ("change_recall", new, old, 0),
+        ("change_r_auroc", new, old, 1),
+        ("change_21k", more, new, 1),
+    ):
+        found[name] = after[:, k].mean() - before[:, k].mean()
+        apart = [np.abs(x[:, k] - x[:, k].mean()).max() for x in (after, before)]
+        found[f"{name}_reach"] = sum(apart)
+    for net in seeds:
+        found[f"{net}_over_before"] = found[f"{net}_r_auroc"] - medium[:, 1].mean()
     return {k: float(v) for k, v in found.items()}
 
 # %% ../../nbs/620_url_runs.ipynb #620c0029
