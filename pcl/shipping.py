@@ -420,16 +420,15 @@ class WithCertainty(nn.Module):
                 "in PIL it is torch.from_numpy(numpy.array(picture.convert('RGB')))"
                 ".permute(2, 0, 1)[None]"
             )
-        if images.ndim != 4 or images.shape[1] != 3 or images.is_floating_point():
+        right = images.ndim == 4 and images.shape[1] == 3 and len(images) > 0
+        if not right or images.dtype != torch.uint8:
             raise ValueError(
-                "images must be bytes of shape (n, 3, height, width), got "
+                "images must be one or more, bytes of shape (n, 3, height, width), got "
                 f"{images.dtype} of shape {tuple(images.shape)}; numbers from 0 to 1 "
                 "become bytes by (255 * images).byte()"
             )
-        height, width = images.shape[2:]
-        side = min(height, width)
-        top, left = (height - side) // 2, (width - side) // 2
-        x = self.backbone(images[:, :, top : top + side, left : left + side])
+        squares = SquareViews(images)  # bytes again, as the head's own features had
+        x = self.backbone(torch.stack([squares[i] for i in range(len(squares))]))
         return x, -self.head(x)
 
 

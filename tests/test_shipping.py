@@ -149,8 +149,14 @@ def test_from_a_folder_to_certainties(folder: Path, tmp_path: Path) -> None:
     assert embedding.shape == (7, 64) and certainty.shape == (7,)
     wide = torch.cat([images, torch.zeros_like(images)[..., :10]], dim=-1)
     assert not torch.equal(model(wide)[1], certainty), "the middle square is taken"
-    for bad in (images.float(), images[0]):
-        with pytest.raises(ValueError, match="must be bytes of shape"):
+    seen, head = shipping.gather(str(folder), NAME).x, model.head
+    opened = [Image.open(p) for p in sorted(folder.glob("*/*.png"))]
+    own = torch.stack([torch.from_numpy(np.array(p)).permute(2, 0, 1) for p in opened])
+    with torch.no_grad():
+        want = head(seen)
+    torch.testing.assert_close(-model(own)[1], want, rtol=2e-3, atol=0)  # cached halves
+    for bad in (images.float(), images.long(), images[0], images[:0]):
+        with pytest.raises(ValueError, match="bytes of shape"):
             model(bad)
     with pytest.raises(TypeError, match="must be a tensor, got ndarray"):
         model(images.numpy())
