@@ -217,7 +217,7 @@ register(
         | {  # a network that has learned the task before, at a lower rate
             f"tuned-{kind}-{weight:g}": make_row(
                 {"weight": weight, "stop": kind == "stopped", "clip": 1e9, "lr": 1e-3},
-                sized={"before": 4, "epochs": 4},
+                sized={"before": 3, "epochs": 3},
                 smoke={"before": 1},
             )
             for kind, weight in (("joint", 1.0), ("joint", 10.0), ("stopped", 1.0))
