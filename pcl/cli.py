@@ -464,7 +464,10 @@ def pretrained_heads(args: argparse.Namespace) -> int:
     if args.name in RECIPES:  # the card of what its recipe makes
         recipe = RECIPES[args.name]
         terms = terms_of(recipe.source)
-        print(f"the recipe: {recipe.learns} of its own classifier on {recipe.source}")
+        print(
+            f"the recipe: {recipe.learns} of its own classifier on "
+            f"{recipe.images} images of {recipe.source}"
+        )
         print(f"licence: {terms.licence}; {terms.reason}")
         print(f"sha256 of the recipe's head: {recipe.sha256}")
         print(f"judged: {judged_on(recipe)}")

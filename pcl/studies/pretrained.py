@@ -6,8 +6,8 @@
 __all__ = ['SETS', 'PEOPLE', 'UPSTREAM', 'SOURCES', 'VALIDATION', 'IMAGES', 'FREE', 'CHANGES', 'OPTIMIZERS', 'MEANS', 'SMOKE',
            'LARGER', 'TRANSFER', 'Frozen', 'first_of_each', 'load_frozen', 'class_scores', 'Judged', 'judged_set',
            'judge_certainty', 'ChangedImages', 'changed_set', 'TransferSettings', 'soft_losses', 'upstream', 'Lion',
-           'train_settings', 'judge_everywhere', 'lost_in_half', 'measure_transfer', 'free_certainty',
-           'ConflictSettings', 'Joint', 'measure_conflict', 'CostSettings', 'measure_cost']
+           'train_settings', 'judge_everywhere', 'lost_in_half', 'measure_transfer', 'free_certainty', 'CostSettings',
+           'measure_cost']
 
 # %% ../../nbs/670_pretrained.ipynb #670c0003
 #| code-fold: true
@@ -25,9 +25,8 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..auroc import alignment, auroc, auroc_gap
-from ..catalogue.cifar10 import load_cifar10, load_cifar10h
+from ..catalogue.cifar10 import load_cifar10h
 from ..datasets import dataset, generated_images
-from ..devices import OneProcess
 from ..estimators import fit_probe, out_of_fold_losses
 from ..experiments import Experiment, Outcome, Row, make_row, register
 from ..features import DEFAULT_MODEL, SquareViews, extract, frozen_backbone
@@ -36,11 +35,9 @@ from ..loss_heads import LossHead, in_half, ranking_loss, squared_loss
 from ..loss_heads import train_loss_head
 from ..metrics import spearman
 from ..neighbours import nearest
-from ..networks import augment, small_resnet
-from ..objectives import ALL, Batch, Learns, Objective
+from ..networks import small_resnet
 from ..pairs import augmixed, blurred, boxed, seen_anew, zoomed
 from ..published.objectives import ranking_as_printed, ranking_as_released
-from ..training import Config, Epochs, train
 
 # %% ../../nbs/670_pretrained.ipynb #670c0007
 SETS = {
@@ -310,7 +307,7 @@ class TransferSettings:
     Args:
         backbone (str): or generated
         learn (str): of IMAGES; several with a space, n_train in all
-        losses (str): or probe, out-of-fold, entropy
+        losses (str): or probe, out-of-fold, entropy, hits
         kind (str): or l2, released, printed
         leeway (float)
         hidden (int)
@@ -330,7 +327,7 @@ class TransferSettings:
 
     backbone: str = DEFAULT_MODEL  # or generated
     learn: str = "train"  # of IMAGES; several with a space, n_train in all
-    losses: str = "classifier"  # or probe, out-of-fold, entropy
+    losses: str = "classifier"  # or probe, out-of-fold, entropy, hits
     kind: str = "ranking"  # or l2, released, printed
     leeway: float = 0.0
     hidden: int = 512
@@ -381,6 +378,9 @@ def upstream(s: TransferSettings, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
         rest = torch.randperm(len(x), generator=generator)[: len(seen)]
         x, soft = torch.cat([x[rest], seen]), torch.cat([soft[rest], mixed])
+    if s.losses == "hits":  # 1 where the nearest other image is of another class
+        found = nearest(x).indices[:, 0]
+        return x, (labels[found] != labels).float()
     if s.losses == "entropy":
         return x, torch.special.entr(net(x).softmax(-1)).sum(-1)
     if s.losses == "out-of-fold":
@@ -609,6 +609,18 @@ TRANSFER = {
     },
     "even-longer": make_row(sized={"evenly": True, "steps": 2000}),
     "even-half": make_row(sized=_CLEAN | {"evenly": True}),
+    **{
+        f"half-{name}": make_row(changes, sized=_CLEAN | {"evenly": True})
+        for name, changes in (
+            ("l2", {"kind": "l2"}),
+            ("hits", {"losses": "hits", "kind": "l2"}),
+            ("hits-ranking", {"losses": "hits"}),
+            ("lion", {"optimizer": "lion"}),
+            ("lion-fast", {"optimizer": "lion", "lr": 2.8e-3}),
+            ("lion-faster", {"optimizer": "lion", "lr": 1e-2}),
+            ("fast", {"lr": 2.8e-3}),
+        )
+    },
     "even-views": make_row({"change": "views"}, sized=_CLEAN | {"evenly": True}),
     **{
         f"even-{name}": make_row({"kind": name}, sized={"evenly": True}, seeds=(1,))
@@ -637,160 +649,6 @@ register(
             for name in ("neighbour", "energy")
         },
         {"smoke": SMOKE, "cpu": {}, "paper": _PAPER},
-        group="pvu",
-        work="pvu",
-    )
-)
-
-# %% ../../nbs/670_pretrained.ipynb #670c0029
-@dataclass(frozen=True)
-class ConflictSettings:
-    """A small network trained whole, with a loss head on its features.
-
-    Args:
-        source (str): or generated
-        weight (float): of the head's squared error; 0 for none
-        stop (bool): no gradient from the head into the network
-        n_train (int)
-        n_test (int)
-        epochs (int)
-        batch_size (int)
-        lr (float)
-        clip (float): length at which the gradient of all weights is cut
-    """
-
-    source: str = "cifar10"  # or generated
-    weight: float = 1.0  # of the head's squared error; 0 for none
-    stop: bool = False  # no gradient from the head into the network
-    n_train: int = 2000
-    n_test: int = 2000
-    epochs: int = 8
-    batch_size: int = 100
-    lr: float = 3e-3
-    clip: float = 1.0  # length at which the gradient of all weights is cut
-
-
-class Joint(Objective):
-    """A classifier and a head that predicts its loss, trained together."""
-
-    parts = ("images", "labels")
-
-    def __init__(self, weight: float, stop: bool):
-        """The class lists the parameters."""
-        super().__init__()
-        self.net, self.top = small_resnet(0), nn.Linear(64, 10)
-        self.head = LossHead(64, 128, stop_gradient=stop)
-        self.weight = weight
-
-    @property
-    def model(self) -> nn.Module:
-        """All of it."""
-        return self
-
-    def both(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of the task, and that of its prediction."""
-        features = self.net(x)
-        losses = cross_entropy(self.top(features), y, reduction="none")
-        return losses.mean(), squared_loss(self.head(features), losses)
-
-    def forward(self, batch: Batch, learns: Learns = ALL) -> Tensor:
-        """Their weighted sum."""
-        x, y = batch
-        assert x is not None and y is not None
-        task, predicted = self.both(x, y)
-        return task + self.weight * predicted
-
-    def gradients(self, x: Tensor, y: Tensor) -> tuple[float, float]:
-        """Cosine of the two gradients on the network, and the ratio of their norms."""
-        own = list(self.net.parameters())
-        found = [
-            torch.cat(
-                [g.flatten() for g in torch.autograd.grad(part, own, retain_graph=True)]
-            )
-            for part in self.both(x, y)
-        ]
-        task, other = found
-        return float(nn.functional.cosine_similarity(task, other, 0)), float(
-            other.norm() / task.norm()
-        )
-
-# %% ../../nbs/670_pretrained.ipynb #670c0030
-@cache
-def _small_images(source: str, n: int, n_test: int) -> tuple[Tensor, ...]:
-    """Training and test images with their labels."""
-    if source == "generated":
-        drawn, _ = generated_images(n + n_test)
-        x, y = drawn.images, drawn.labels
-        return x[:n], y[:n], x[n:], y[n:]
-    parts = (load_cifar10(split) for split in ("train", "test"))
-    (a, b), (c, d) = ((p.images, p.labels) for p in parts)
-    return a[:n], b[:n], c[:n_test], d[:n_test]
-
-
-def measure_conflict(
-    settings: ConflictSettings, seed: int, checkpoint: Path | None, device: str
-) -> Outcome:
-    """Accuracy, and whether the head knows the errors, over the epochs."""
-    s = settings
-    x, y, x_new, y_new = _small_images(s.source, s.n_train, s.n_test)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
-        goal = Joint(s.weight, s.stop)
-
-    def evaluate(model: Any) -> dict[str, float]:
-        features = torch.cat([model.net(part) for part in x_new.split(500)])
-        right = model.top(features).argmax(-1) == y_new
-        found = {"accuracy": float(right.double().mean())}
-        found["auroc"] = auroc(-model.head(features), right).value
-        if not s.stop:
-            with torch.enable_grad():
-                found["cosine"], found["ratio"] = model.gradients(x[:200], y[:200])
-        return found
-
-    steps = s.epochs * (s.n_train // s.batch_size)
-    config = Config(
-        steps=steps,
-        batch_size=s.batch_size,
-        lr_mu=s.lr,
-        kappa_from=0.0,
-        clip=s.clip,
-        seed=seed,
-        log_every=max(1, steps // s.epochs),
-    )
-    place = OneProcess(torch.device("cpu"))
-    draw = Epochs(x, y, seed, augment)
-    run = train(goal, draw, config, place=place, evaluate=evaluate)
-    last = {k: v[-1] for k, v in run.curve.items() if k != "step"}
-    best = {f"{k}_best": max(run.curve[k]) for k in ("accuracy", "auroc")}
-    return Outcome(last | best, curve=run.curve, seconds=run.seconds)
-
-# %% ../../nbs/670_pretrained.ipynb #670c0031
-register(
-    Experiment(
-        "gradient_conflict",
-        "Does predicting the loss harm the network whose loss it is?",
-        measure_conflict,
-        ConflictSettings,
-        {
-            f"{kind}-{weight:g}{end}": make_row(
-                {"weight": weight, "stop": kind == "stopped", "clip": clip}
-            )
-            for end, clip in (("", 1.0), ("-uncut", 1e9))
-            for weight in (1.0, 10.0)
-            for kind in ("joint", "stopped")
-        },
-        {
-            "smoke": {
-                "source": "generated",
-                "n_train": 64,
-                "n_test": 200,
-                "epochs": 2,
-                "batch_size": 16,
-            },
-            "cpu": {},
-            "paper": {"n_train": 50_000, "n_test": 10_000, "epochs": 32},
-        },
-        seeds=(1, 2, 3),
         group="pvu",
         work="pvu",
     )
