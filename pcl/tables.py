@@ -414,6 +414,12 @@ def _page(chapter: str) -> str:
     return f"chapter&nbsp;{number}" if number.isdigit() else escape(chapter)
 
 
+def _linked(note: str) -> str:
+    """Names of chapters as links with their numbers."""
+    link = r'<a href="\g<0>.html">chapter&nbsp;\1</a>'
+    return re.sub(r"\b([1-9]\d\d)_[a-z]\w*", link, note)
+
+
 def shown(
     work: str = "pcl",
 ) -> "HTML":
@@ -428,7 +434,7 @@ def shown(
             f'<a href="{entry["chapter"]}.html">{_page(entry["chapter"])}</a>'
             if entry.get("chapter")
             else "&ndash;",
-            escape(entry.get("note", "")),
+            _linked(escape(entry.get("note", ""))),
         ]
         for entry in published_part("shown", work)
     ]

@@ -184,6 +184,14 @@ TOO_WIDE = """const room = document.querySelector('article').clientWidth + 1;
 TOO_LONG = """return [...document.querySelectorAll('article div.math mjx-container')]
     .filter(f => f.clientWidth && f.scrollWidth > f.clientWidth + 1)
     .map(f => f.closest('div.math').id)"""
+# Formulas within a line that end beyond their paragraph, and do not scroll.
+CUT_FORMULAS = """return [...document.querySelectorAll('article mjx-container:not([display], .pcl-wide)')]
+    .filter(f => {
+        if (!f.checkVisibility() || !f.querySelector('svg')) return false;
+        let box = f.parentElement;
+        while (getComputedStyle(box).display.startsWith('inline')) box = box.parentElement;
+        return f.querySelector('svg').getBoundingClientRect().right > box.getBoundingClientRect().right + 1;
+    }).map(f => f.parentElement.textContent)"""
 # What scrolls sideways and cannot be reached from the keyboard.
 UNREACHED = """return [...document.querySelectorAll('article *')].filter(e =>
     e.scrollWidth > e.clientWidth + 1 && e.clientWidth && !e.closest('[tabindex]')
@@ -226,6 +234,7 @@ def test_page_served_is_typeset_described_and_fits_a_phone(
         assert browser.execute_script(nameless) == []
         assert browser.execute_script(UNSEEN) == []
         assert browser.execute_script(UNREACHED) == []
+        assert browser.execute_script(CUT_FORMULAS) == []
         assert browser.execute_script(CUT_OFF) == []
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
         browser.execute_async_script(SETTLED)
@@ -516,6 +525,36 @@ def test_a_phone_shows_formulas_whole_and_their_numbers_below(
         assert all(size < least + 0.1 for size in cut), "smaller type would do"
         assert len(cut) <= 3
         assert browser.execute_script(below)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_printed_columns_are_lines_on_a_phone_and_others_hang(
+    browser: webdriver.Chrome,
+) -> None:
+    add = """const box = document.createElement('div');
+        box.className = 'cell_output';
+        box.innerHTML = '<div class="highlight"><pre></pre></div>';
+        const pre = box.querySelector('pre');
+        pre.textContent = ('a row'.padEnd(arguments[0]) + '0.1\\n').repeat(3);
+        document.querySelector('article').append(box);
+        dispatchEvent(new Event('resize'));
+        const style = getComputedStyle(pre);
+        const height = pre.clientHeight - parseFloat(style.paddingTop) - parseFloat(style.paddingBottom);
+        return [parseFloat(style.fontSize), Math.round(height / parseFloat(style.lineHeight))];"""
+    hangs = """return [...document.querySelectorAll('.cell_output .pcl-line')].every(line =>
+        getComputedStyle(line).display === arguments[0])"""
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    try:
+        open_page(browser, (HTML / "nbs" / "640_url.html").as_uri())
+        usual, _ = browser.execute_script(add, 20)
+        size, rows = browser.execute_script(add, 55)
+        assert 9 <= size < usual and rows == 3
+        size, rows = browser.execute_script(add, 90)
+        assert size == usual and rows == 6
+        assert browser.execute_script(hangs, "block")
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", DESK)
+        assert browser.execute_script(hangs, "inline")
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

@@ -333,4 +333,6 @@ def test_the_best_inside_a_sweep_is_held_to_both_ends() -> None:
             for row, level in zip(rows, levels, strict=True)
             for run in many(f"kappa_pos {row}", "kappa_rank", [level, level + 0.001])
         ]
-        assert verdict(claim("inside", *of), *runs) == expected
+        row = judge_claim(claim("inside", *of), Evidence(runs))
+        assert row.verdict == expected
+        assert row.effect.startswith("the best between the ends is ahead of them by ")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 CHAPTERS = sorted((Path(__file__).parent.parent / "nbs").glob("*.ipynb"))
+PAGES = sorted((Path(__file__).parent.parent / "nbs").glob("*.md"))
 
 
 @cache
@@ -66,15 +67,14 @@ def test_formulas_tables_and_fences_are_no_words() -> None:
     assert [len(part) for part in words if part] == [3, 2, 2, 1]
 
 
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*CHAPTERS, *PAGES], ids=lambda path: path.stem)
 def test_paragraphs_are_short(path: Path) -> None:
-    for text in prose_of(path):
+    for text in prose_of(path) if path in CHAPTERS else [path.read_text()]:
         for part in paragraphs_of(text):
             words = part.split()
             assert len(words) <= LONGEST, f"{len(words)} words: {' '.join(words[:12])}"
 
 
-PAGES = sorted((Path(__file__).parent.parent / "nbs").glob("*.md"))
 TEXT = re.compile(
     r"(?:`{3,}|~{3,})\{(?:figure|glossary|note|tip|warning|admonition|prf:)"
 )
@@ -143,6 +143,26 @@ def test_a_line_holds_one_sentence(path: Path) -> None:
     texts = prose_of(path) if path in CHAPTERS else [path.read_text()]
     for line in (line for text in texts for line in lines_of_prose(text)):
         assert sentences_in(line) == 1, line
+
+
+def numbers_in(text: str) -> list[str]:
+    """Numbers in prose, without links, citations, references and formulas."""
+    text = re.sub(r"\{[a-z:]+\}`[^`]*`|\[[^\]]*\]\([^)]*\)|`[^`]*`|\$[^$]*\$", "", text)
+    text = re.sub(r"^:.*$", "", text, flags=re.MULTILINE)  # the layout of cards
+    return re.findall(
+        r"\d[\d.,]*", text.replace("CIFAR-10", "").replace("::::{grid}", ":")
+    )
+
+
+def test_numbers_are_found_where_they_are_typed() -> None:
+    text = "It is 0.87, in [chapter 20](020_a.ipynb), {cite}`b2023`, at $\\kappa = 16$."
+    assert [n.rstrip(".,") for n in numbers_in(text)] == ["0.87"]
+
+
+def test_page_two_types_no_number() -> None:
+    page = next(path for path in CHAPTERS if path.stem == "020_what_holds")
+    for text in prose_of(page):
+        assert not numbers_in(text), text
 
 
 ANSWER = re.compile(r"\*\*The answer(?P<one> in a sentence)?\b[^*]*\*\*")
@@ -269,6 +289,7 @@ TYPED = {
     "730_your_own_data": {"kappa_pos"},  # a loss as it prints itself
 }
 KEPT = Path(__file__).parent.parent / "_build" / "outputs" / "nbs"  # by the last build
+CHAPTER_FILE = re.compile(r"(?<![\w/.-])[1-9]\d\d_[a-z]\w+")
 NAME = re.compile(r"(?<![\w/.-])[A-Za-z]\w*(?:[-_]\w+)+(?![\w/])")
 
 
@@ -321,7 +342,8 @@ def test_what_a_chapter_prints_says_metrics_and_rows_in_words(path: Path) -> Non
     wrong = identifiers() - {"in-batch"} - TYPED.get(path.stem, set())
     for place, cell in enumerate(ran, start=1):
         if "remove-cell" not in cell["metadata"].get("tags", []):
-            found = wrong & set(NAME.findall(said_by(cell)))
+            said = said_by(cell)
+            found = wrong & set(NAME.findall(said)) | set(CHAPTER_FILE.findall(said))
             assert not found, f"cell {place} prints {found}"
 
 

@@ -31,18 +31,67 @@
 // On a phone a formula wider than its line is set in smaller type, down to two thirds; what is wider still scrolls.
 (() => {
   const LEAST = 2 / 3;
+  function room(formula) { // a formula within a line is as wide as it is drawn: the paragraph around it knows
+    if (formula.hasAttribute("display")) return formula.clientWidth;
+    let box = formula.parentElement;
+    while (getComputedStyle(box).display.startsWith("inline")) box = box.parentElement;
+    const style = getComputedStyle(box);
+    return box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  }
   function fit() {
     const formulas = [...document.querySelectorAll("article mjx-container")].filter(f => f.querySelector("svg"));
-    for (const formula of formulas) formula.style.removeProperty("font-size");
+    for (const formula of formulas) {
+      formula.style.removeProperty("font-size");
+      formula.classList.remove("pcl-wide");
+    }
     if (innerWidth > 600) return;
-    const rooms = formulas.map(f => (f.clientWidth + 1) / f.querySelector("svg").getBoundingClientRect().width);
+    const widths = formulas.map(f => f.querySelector("svg").getBoundingClientRect().width);
+    const shares = formulas.map((f, i) => widths[i] ? (room(f) + 1) / widths[i] : 1);
     const sizes = formulas.map(f => parseFloat(getComputedStyle(f).fontSize));
     formulas.forEach((formula, i) => {
-      if (rooms[i] < 1 && formula.clientWidth) formula.style.fontSize = `${Math.max(LEAST, 0.99 * rooms[i]) * sizes[i]}px`;
+      if (shares[i] >= 1 || shares[i] <= 0) return;
+      formula.style.fontSize = `${Math.max(LEAST, 0.99 * shares[i]) * sizes[i]}px`;
+      formula.classList.toggle("pcl-wide", 0.99 * shares[i] < LEAST && !formula.hasAttribute("display"));
     });
   }
   addEventListener("resize", fit);
   addEventListener("load", () => window.MathJax?.startup?.promise?.then(fit));
+})();
+
+// On a phone printed columns get smaller type, down to nine pixels, if their lines then fit. Other lines wrap, and
+// what goes on below is indented (pcl.css): for that each line is an element.
+(() => {
+  const LEAST = 9;
+  function part(box) {
+    if (box.querySelector(":scope > :not(span:empty)") || !box.textContent.trim().includes("\n")) return;
+    const lines = box.textContent.match(/.*\n|.+/g).map(text => {
+      const line = document.createElement("span");
+      line.className = "pcl-line";
+      line.textContent = text;
+      return line;
+    });
+    box.replaceChildren(...lines);
+  }
+  for (const box of document.querySelectorAll("article .cell_output pre")) part(box);
+  function fit() {
+    const boxes = [...document.querySelectorAll("article .cell_output pre")];
+    for (const box of boxes) box.style.removeProperty("font-size");
+    if (innerWidth > 600) return;
+    const ruler = document.createElement("canvas").getContext("2d");
+    for (const box of boxes) {
+      const lines = box.textContent.split("\n");
+      if (!box.clientWidth || lines.filter(line => /\S {2,}\S/.test(line)).length < 2) continue;
+      const style = getComputedStyle(box);
+      ruler.font = `${style.fontSize} ${style.fontFamily}`;
+      const longest = Math.max(...lines.map(line => ruler.measureText(line).width));
+      const room = box.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+      const size = 0.99 * parseFloat(style.fontSize) * room / longest;
+      if (longest > room && size >= LEAST) box.style.fontSize = `${size}px`;
+    }
+  }
+  addEventListener("resize", fit);
+  addEventListener("load", fit);
+  document.addEventListener("toggle", fit, true);
 })();
 
 // What scrolls sideways can be reached and scrolled from the keyboard.

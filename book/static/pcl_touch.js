@@ -51,6 +51,18 @@
 
   const span = (from, to, count) => Array.from({ length: count + 1 }, (_, i) => from + (to - from) * i / count);
 
+  // Round numbers for an axis: 1, 2 or 5 times a power of ten.
+  function levels(low, high, log) {
+    const power = Math.floor(Math.log10(log ? low : (high - low) / 5));
+    const round = span(power, power + 20, 20).flatMap(p => [1, 2, 5].map(n => +`${n}e${p}`));
+    if (log) {
+      const inside = round.filter(y => y >= low && y <= high);
+      return inside.length > 7 ? inside.filter(y => String(y.toExponential()).startsWith("1e")) : inside;
+    }
+    const step = round.find(y => y >= (high - low) / 5), first = Math.ceil(low / step);
+    return span(first, Math.floor(high / step), Math.floor(high / step) - first).map(i => +(i * step).toPrecision(12));
+  }
+
   function choice(box, name, values, changed) {
     const id = `pcl-touch-${++count}`;
     const label = make("label", { for: id }, `${name} `);
@@ -81,8 +93,7 @@
       picture.append(make("line", { class: "grid", x1: px(x), x2: px(x), y1: top, y2: H - bottom }));
       picture.append(make("text", { x: px(x), y: H - bottom + 18, "text-anchor": "middle" }, String(x)));
     }
-    for (let i = 0; i <= 4; i++) {
-      const at = yOf(low) + range * i / 4, y = data.log ? Math.exp(at) : at;
+    for (const y of levels(low, high, data.log)) {
       picture.append(make("line", { class: "grid", x1: left, x2: W - right, y1: py(y), y2: py(y) }));
       picture.append(make("text", { x: left - 6, y: py(y) + 4, "text-anchor": "end" }, short(y)));
     }
