@@ -234,7 +234,7 @@ class YoungSettings:
     estimator: str = "ce"
     source: str = "omniglot"  # or generated
     before: int = 1000  # steps of the classifier whose trunk it starts from
-    epochs: str = "1 4 16"  # of going on
+    epochs: str = "1 4 8"  # of going on
     lr: float = 1e-3  # the largest of going on
     batch_size: int = 128
     dim: int = 64
