@@ -127,7 +127,7 @@ def test_ten_classes_have_heavier_tails_than_a_normal():
     assert url.CLASSES.keys() == url.DOWNSTREAM.keys()
 
 
-def test_a_missing_set_is_said_and_not_scored(monkeypatch):
+def test_a_missing_set_is_said_with_its_reason_and_not_scored(monkeypatch, capsys):
     real = url._judge_set
 
     def judge(settings, source, made):
@@ -137,6 +137,7 @@ def test_a_missing_set_is_said_and_not_scored(monkeypatch):
 
     monkeypatch.setattr(url, "_judge_set", judge)
     found = url.measure_url(TOY, 1)
+    assert "two is left out: not here" in capsys.readouterr().out
     assert found.metrics["missing_two"] == 1 and "own_two" not in found.metrics
     assert "own_mean" not in found.metrics
 
