@@ -127,7 +127,7 @@ def test_ten_classes_have_heavier_tails_than_a_normal():
     assert url.CLASSES.keys() == url.DOWNSTREAM.keys()
 
 
-def test_a_missing_set_is_said_and_not_scored(monkeypatch):
+def test_a_missing_set_is_said_with_its_reason_and_not_scored(monkeypatch, capsys):
     real = url._judge_set
 
     def judge(settings, source, made):
@@ -137,6 +137,7 @@ def test_a_missing_set_is_said_and_not_scored(monkeypatch):
 
     monkeypatch.setattr(url, "_judge_set", judge)
     found = url.measure_url(TOY, 1)
+    assert "two is left out: not here" in capsys.readouterr().out
     assert found.metrics["missing_two"] == 1 and "own_two" not in found.metrics
     assert "own_mean" not in found.metrics
 
@@ -370,3 +371,51 @@ def test_drawings_split_into_seen_and_unseen(monkeypatch):
     assert set(found["unseen"].labels.tolist()) == {199}
     mean = float(found["train"].features.mean())
     assert mean == pytest.approx(float(ink.mean()), abs=0.01)
+
+
+def test_a_constant_certainty_of_a_whole_network_has_no_score():
+    pool = url.load_pool("generated:1", "")
+    scores = end_to_end.judge_whole(lambda x: Prediction(x, torch.ones(len(x))), pool)
+    assert scores["constant"] == 1 and {"recall", "cosine"} <= scores.keys()
+    assert not {"own", "own_error", "gap", "gap_error"} & scores.keys()
+
+
+def test_a_constant_in_the_middle_of_training_leaves_a_gap_in_the_curve(monkeypatch):
+    real = end_to_end.build_whole
+
+    def build(settings, steps, seed):
+        found = real(settings, steps, seed)
+        flat = steps == 1  # as if the certainty had collapsed there
+        return (lambda x: Prediction(x, torch.ones(len(x)))) if flat else found
+
+    monkeypatch.setattr(end_to_end, "build_whole", build)
+    toy = end_to_end.WholeSettings("ce", "generated", steps=40, dim=4, hidden=8)
+    steps = end_to_end.measure_whole(toy, 2).series["steps"]
+    assert np.isnan(steps["own"][0]) and np.isfinite(steps["own"][1:]).all()
+    assert np.isfinite(steps["recall"]).all()
+
+
+YOUNG = end_to_end.YoungSettings(
+    "ce", "generated", before=8, epochs="1 40", lr=0.1, dim=4, hidden=8
+)
+
+
+def test_a_young_network_and_a_frozen_one_start_from_the_same_trunk():
+    start = end_to_end.learned_trunk(YOUNG, 1)
+    before = [p.clone() for p in start.parameters()]
+    moved, kept = (end_to_end.go_on(YOUNG, 3, 1, still)[1] for still in (False, True))
+    assert isinstance(kept, end_to_end.Still) and not isinstance(moved, type(kept))
+    for trunk, same in ((kept.part, True), (moved, False)):
+        pairs = zip(before, trunk.parameters(), strict=True)
+        assert all(a.equal(b) for a, b in pairs) == same
+    pairs = zip(before, start.parameters(), strict=True)
+    assert all(a.equal(b) for a, b in pairs)  # the start itself is nobody's to change
+
+
+def test_a_young_network_is_compared_with_a_frozen_one_and_repeats():
+    first, second = (end_to_end.measure_young(YOUNG, 2).metrics for _ in range(2))
+    assert first == second
+    assert first["kept_40"] < first["kept_1"] <= 1  # longer training moves more
+    assert first["alike_40"] < first["alike_1"] <= 1
+    for key in ("recall_start", "own_whole_1", "own_error_still_40", "same_1"):
+        assert 0 <= first[key] <= 1

@@ -13,6 +13,13 @@ from pcl.claims import judged_claims
 from pcl.datasets import DataError
 from pcl.experiments import Job, experiments
 from pcl.ledger import Runs, latest, read
+from pcl.studies.url_choices import (
+    measure_rates,
+    measure_replay,
+    measure_rule,
+    pooled,
+    replicas,
+)
 from pcl.studies.url_results import (
     MODELS,
     ReleaseSettings,
@@ -177,3 +184,60 @@ def test_the_best_of_each_backbone_is_best_in_part() -> None:
         assert row.claim.released and row.runs == "their data" and row.seeds >= 2
         assert row.verdict == "holds in part" and not row.weak
     assert {r.verdict for r in judged_claims([], "url")} == {"not testable here"}
+
+
+# ------------------------------------------------------------------------------------
+# the choices, replayed
+
+
+def test_replicas_are_no_candidates_of_the_rule() -> None:
+    runs = {k: v.copy() for k, v in RELEASE.runs.items()}
+    release = RELEASE._replace(runs=runs)
+    rows = np.flatnonzero(runs["model"] == "ce-vit")
+    runs["r_auroc_val"][rows] = np.linspace(0.1, 0.8, len(rows))
+    assert list(by_protocol(release, "ce-vit")) == [rows[-1]]
+    runs["sweep"][rows[-2:]] = "r"  # better, by the luck of a seed
+    assert list(by_protocol(release, "ce-vit")) == [rows[-3]]
+    runs["lr"][rows[-1]] = runs["lr"][rows[-3]]  # one of them repeats it
+    assert list(by_protocol(release, "ce-vit")) == [rows[-3], rows[-1]]
+
+
+def test_replicas_and_the_run_they_repeat_are_one_setting() -> None:
+    runs = {k: v.copy() for k, v in RELEASE.runs.items()}
+    release = RELEASE._replace(runs=runs)
+    assert replicas(release) == []  # one sweep, no repetition
+    rows = np.flatnonzero(runs["model"] == "elk-vit")
+    runs["sweep"][rows[:2]], runs["lr"][rows[:3]] = "r", 0.01
+    runs["recall_val"][rows[:3]] = 0.5
+    (values,) = replicas(release)
+    assert sorted(values) == sorted(runs["r_auroc"][rows[:3]])
+    runs["recall_val"][rows[1]] = 0.1  # dropped
+    assert len(replicas(release)[0]) == 2
+    spread, freedom = pooled([np.array([1.0, 3.0]), np.array([2.0, 2.0, 2.0])])
+    assert (freedom, spread) == (3, pytest.approx((2 / 3) ** 0.5))
+
+
+def test_a_bar_without_the_rules_run_is_told_and_a_rate_is_unscaled() -> None:
+    metrics, series = measure_rule(RELEASE)
+    rates = measure_rates(RELEASE)
+    for number, model in enumerate(MODELS):
+        shown, ruled = bar(RELEASE, model), by_protocol(RELEASE, model)
+        agrees = bool(set(shown) & set(ruled))
+        assert series["rule"]["agrees"][number] == agrees
+        batch = {"infonce": 2016, "mcinfonce": 2016}.get(model.rpartition("-")[0], 2048)
+        batch = {"hib-resnet50": 2016, "hib-vit": 2064}.get(model, batch)
+        lr = RELEASE.runs["lr"][shown[0]] / math.sqrt(batch / 256)
+        assert rates[f"rate_{model}"] == pytest.approx(lr)
+    apart = np.abs(np.subtract(series["rule"]["ruled"], series["rule"]["printed"]))
+    others = apart[~np.array(series["rule"]["agrees"], dtype=bool)]
+    assert metrics["apart_most"] == max(others, default=0.0)
+
+
+def test_the_files_give_the_replay_again() -> None:
+    try:
+        read_release()
+    except DataError as error:
+        pytest.skip(str(error))
+    (run,) = Runs(latest(read())).where(experiment="url_choices", preset="cpu")
+    found = measure_replay(Job(*run.key).settings(), run.seed).metrics
+    assert found == pytest.approx(dict(run.metrics), rel=1e-9)

@@ -496,7 +496,8 @@ def measure_url(
     for name, source in downstream(s).items():
         try:
             scores, sure[name] = _judge_set(s, source, made)
-        except DataError:
+        except DataError as error:
+            print(f"{name} is left out: {error}")
             scores = {"missing": 1.0}
         metrics |= {f"{key}_{name}": value for key, value in scores.items()}
     for key in ("recall", "own", "fixed"):

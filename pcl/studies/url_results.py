@@ -271,8 +271,7 @@ def _generated_scores(
 
     sizes = [f"ViT-{s}" for s in ("Tiny", "Small", "Base", "Large")]
     head = "pretrained uncertainties"
-    typed: dict[str, Any] = {}
-    typed |= {
+    typed: dict[str, Any] = {
         f"{head}, R-AUROC: median, min, max": {s: [0.6, 0.5, 0.7] for s in TABLE2}
     }
     typed[f"{head}, scale: model, millions of parameters, R@1, R-AUROC"] = [
@@ -422,15 +421,17 @@ def measure_ranks(release: Release) -> tuple[dict[str, float], Series]:
 def by_protocol(
     release: Release, model: str
 ) -> np.ndarray:  # runs: the best, and its replicas
-    """The runs that the stated rule chooses: highest validation R-AUROC of those kept,
-    and all with the same learning rate.
+    """The runs that the stated rule chooses: of a search, the kept run with the highest
+    validation R-AUROC; and all with its learning rate. Sweeps of two are replicas.
 
     Returns:
         np.ndarray: runs: the best, and its replicas
     """
     runs = release.runs
     mine = np.flatnonzero(kept(runs) & (runs["model"] == model))
-    best = mine[np.nanargmax(runs["r_auroc_val"][mine])]
+    _, sweep, sizes = np.unique(runs["sweep"], return_inverse=True, return_counts=True)
+    searched = mine[sizes[sweep][mine] > 2]
+    best = searched[np.nanargmax(runs["r_auroc_val"][searched])]
     return mine[runs["lr"][mine] == runs["lr"][best]]
 
 
@@ -484,10 +485,8 @@ def measure_goals(release: Release) -> dict[str, float]:
         for metric in ("r_auroc", "recall")
     }
     for metric in ("r_auroc", "recall"):
-        change = (
-            means["r_auroc", metric]["hib-vit"] - means["recall", metric]["hib-vit"]
-        )
-        found[f"hib_{metric}_change"] = change
+        tuned = [means[goal, metric]["hib-vit"] for goal in ("r_auroc", "recall")]
+        found[f"hib_{metric}_change"] = tuned[0] - tuned[1]
     for net in BACKBONES:
         mine = {m: v for m, v in means["recall", "recall"].items() if m.endswith(net)}
         order = sorted(mine, key=mine.__getitem__, reverse=True)
@@ -538,15 +537,13 @@ def measure_stops(release: Release) -> tuple[dict[str, float], Series]:
     order = list(MODELS)
     series = {"model": [float(order.index(m)) for m, _ in pairs]}
     series["epoch"] = [float(e) for _, e in pairs]
-    early = [e <= 3 for e in series["epoch"]]
-    ended = runs["r_auroc_end"][np.isfinite(runs["r_auroc_end"])]
     blind = runs["r_auroc_end"] == 0.5
     people = runs["r_auroc_human"] == 0.5
     per_model = [float((blind & (runs["model"] == m)).sum()) for m in order]
     metrics = {
         "checkpoints": float(len(pairs)),
-        "checkpoints_by_3": float(sum(early)),
-        "ended": float(len(ended)),
+        "checkpoints_by_3": float(sum(e <= 3 for e in series["epoch"])),
+        "ended": float(np.isfinite(runs["r_auroc_end"]).sum()),
         "blind": float(blind.sum()),
         "blind_crops": float((blind & (runs["crop_end"] > 0.05)).sum()),
         "blind_best": float((runs["r_auroc"] == 0.5).sum()),
