@@ -165,6 +165,15 @@ class _Envelope:
         self.low, self.lambdas = values[:, 0], values - values[:, :1]
         self.beta = _tilt(self.lambdas)
 
+    def _turned(self, p: Tensor, rows: Tensor) -> Tensor:
+        """From the eigenbases to the axes, without a matrix for every draw."""
+        if 4 * len(self.basis) > len(rows):
+            return (self.basis[rows] @ p[..., None]).squeeze(-1)
+        y = torch.empty_like(p)
+        for i, basis in enumerate(self.basis):
+            y[rows == i] = p[rows == i] @ basis.T
+        return y
+
     def propose(
         self, rows: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:  # axes (r, D), and the logs of their acceptance (r,)
@@ -173,7 +182,7 @@ class _Envelope:
         noise = torch.randn(lambdas.shape, dtype=lambdas.dtype, generator=generator)
         p = noise.to(lambdas.device) / (1 + 2 * lambdas / beta[:, None]).sqrt()
         p = torch.nn.functional.normalize(p, dim=-1)
-        y = (self.basis[rows] @ p[..., None]).squeeze(-1)
+        y = self._turned(p, rows)
         u, along = (lambdas * p * p).sum(-1), (self.b[rows] * y).sum(-1)
         bound = dim / 2 * torch.log(dim / beta) - (dim - beta) / 2
         gaussian = dim / 2 * torch.log1p(2 * u / beta) - u - bound
@@ -181,22 +190,25 @@ class _Envelope:
         return y, gaussian + _log_cosh(along) - _log_cosh(self.at[rows]) - tangent
 
 # %% ../nbs/165_fisher_bingham.ipynb #1c07ce78
-def _accepted(b: Tensor, a: Tensor, generator: torch.Generator | None) -> Tensor:
-    """One draw for each row (n, D), by proposals until one is kept."""
+def _accepted(
+    b: Tensor, a: Tensor, n: int, generator: torch.Generator | None
+) -> Tensor:  # (n, m, D)
+    """n draws for each of m rows (m, D), by proposals until one is kept."""
     envelope = _Envelope(b, a.amax(-1, keepdim=True) - a)
-    out, todo = torch.empty_like(b), torch.arange(len(b), device=b.device)
+    own = torch.arange(len(b), device=b.device).repeat(n)  # each draw's row
+    out, todo = b.new_empty(len(own), b.shape[1]), torch.arange(len(own)).to(own)
     for _ in range(10_000):
-        y, log_accept = envelope.propose(todo, generator)
+        y, log_accept = envelope.propose(own[todo], generator)
         chance = torch.rand(2, len(todo), dtype=b.dtype, generator=generator)
         chance = chance.to(b.device)
-        along = (b[todo] * y).sum(-1)
+        along = (b[own[todo]] * y).sum(-1)
         y = torch.where((chance[0] < torch.sigmoid(2 * along))[:, None], y, -y)
         kept = chance[1].log() < log_accept
         out[todo[kept]], todo = y[kept], todo[~kept]
         if len(todo) == 0:
-            return out
+            return out.view(n, *b.shape)
     raise RuntimeError(
-        f"{len(todo)} of {len(b)} draws were refused 10,000 times: quadratic spans too "
+        f"{len(todo)} of {len(own)} draws were refused 10,000 times: quadratic spans too "
         "many orders of magnitude"
     )
 
@@ -208,12 +220,13 @@ class _Draws(torch.autograd.Function):
     def forward(
         b: Tensor,  # (..., D), double precision
         a: Tensor,
+        n: int,  # draws of each
         generator: torch.Generator | None,
         ticket: Tensor | None,  # mapped if every map draws for itself
-    ) -> Tensor:  # (..., D)
+    ) -> Tensor:  # (n, ..., D)
         shape, dim = b.shape, b.shape[-1]
         b, a = (part.reshape(shape[:-1].numel(), dim) for part in (b, a))
-        return _accepted(b, a, generator).reshape(shape)
+        return _accepted(b, a, n, generator).reshape(n, *shape)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -230,7 +243,7 @@ class _Draws(torch.autograd.Function):
             x.expand(info.batch_size, *x.shape) if d is None else x.movedim(d, 0)
             for x, d in zip((b, a), dims, strict=False)
         )
-        return _Draws.apply(b, a, rest[0], None), 0
+        return _Draws.apply(b, a, *rest[:2], None), 1
 
 
 @torch.no_grad()
@@ -238,22 +251,25 @@ def sample_fisher_bingham(
     linear: Tensor,  # b, (..., D)
     quadratic: Tensor,  # a, (..., D); broadcasts with linear
     generator: torch.Generator | None = None,  # on the CPU, for reproducible draws
-) -> Tensor:  # (..., D)
-    """One unit vector for each pair, with density proportional to exp(b.y + sum_i a_i
-    y_i^2).
+    sample_shape: Any = (),  # of draws for each pair, in front
+) -> Tensor:  # (*sample_shape, ..., D)
+    """Unit vectors with density proportional to exp(b.y + sum_i a_i y_i^2), one for
+    each pair if no more are asked for.
 
     Args:
         linear (Tensor): b, (..., D)
         quadratic (Tensor): a, (..., D); broadcasts with linear
         generator (torch.Generator | None): on the CPU, for reproducible draws
+        sample_shape (Any): of draws for each pair, in front
 
     Returns:
-        Tensor: (..., D)
+        Tensor: (*sample_shape, ..., D)
     """
     _check_pair(linear, quadratic)
     b, a = torch.broadcast_tensors(linear.double(), quadratic.double())
-    ticket = draw_ticket(b, generator)
-    return _Draws.apply(b, a, generator, ticket).to(linear.dtype)
+    wanted, ticket = torch.Size(sample_shape), draw_ticket(b, generator)
+    y = _Draws.apply(b, a, wanted.numel(), generator, ticket)
+    return y.reshape(wanted + b.shape).to(linear.dtype)
 
 # %% ../nbs/166_nonround.ipynb #48f131f4
 from typing import Any
@@ -381,9 +397,8 @@ class FisherBingham(Distribution):
         self, sample_shape: Any = (), generator: torch.Generator | None = None
     ) -> Tensor:
         """Exact draws, by an angular central Gaussian envelope."""
-        shape = self._extended_shape(torch.Size(sample_shape))
-        b, a = (part.expand(shape) for part in (self.linear, self.quadratic))
-        return sample_fisher_bingham(b, a, generator)
+        b, a = self.linear, self.quadratic
+        return sample_fisher_bingham(b, a, generator, sample_shape)
 
 # %% ../nbs/166_nonround.ipynb #dcd618ef
 def _check_dimension(p: FisherBingham, q: VonMisesFisher) -> None:

@@ -183,6 +183,7 @@ def parameter_groups(
     factors = {
         "directions": proxy,
         "log_concentration": concentration,
+        "quadratic": concentration,
         "log_temperature": temperature,
     }
     groups = []
@@ -455,7 +456,7 @@ def warm_start(
     labels: Tensor,  # the numbers of their classes
 ) -> None:
     """Put every proxy at the mean direction of its images, and give it the
-    concentration that fits them best.
+    concentration that fits them best, the same along all axes.
 
     Args:
         loss (ProxyLoss): changed in place
@@ -473,10 +474,14 @@ def warm_start(
     weights = F.one_hot(labels, loss.n_classes).T.double()  # (C, B)
     found = fit_vmf(q.loc.double().expand(loss.n_classes, -1, -1), weights)
     loss.directions.copy_(found.loc)
-    if isinstance(loss, ConcentratedProxies):
+    learned = dict(loss.named_parameters())
+    if "log_concentration" in learned:
         # one image, or equal ones, would be a point: an optimiser needs a finite start
-        kappa = found.concentration.clamp(1e-2, 1e4)
-        loss.log_concentration.copy_(kappa.log())
+        log_kappa = found.concentration.clamp(1e-2, 1e4).log()
+        own = learned["log_concentration"]  # one for each class, or for each axis
+        own.copy_(log_kappa if own.ndim == 1 else log_kappa[:, None].expand_as(own))
+    if "quadratic" in learned:
+        learned["quadratic"].zero_()  # round
 
 # %% ../nbs/510_proxies.ipynb #5d304e33
 class JointProxies(nn.Module):

@@ -249,6 +249,81 @@ def test_a_sampled_likelihood_tends_to_the_closed_one(dim: int, kappa: float) ->
     assert bool((gap.abs() < 3 * se).all()) and bool((se < 0.1).all())
 
 
+def stretched(n_samples: int, dim: int, kind: type[ProxyLoss]) -> ProxyLoss:
+    """Proxies with another width along every axis."""
+    torch.manual_seed(11)
+    loss = kind(3, dim, kappa=6.0, n_samples=n_samples).double()
+    with torch.no_grad():
+        loss.log_concentration += torch.randn(3, dim).double() / 2
+    return loss
+
+
+def test_a_stretched_sampled_likelihood_is_the_integral_over_the_circle() -> None:
+    """Within three standard errors for every image and class; the draws are seeded."""
+    loss = stretched(20_000, 2, PROXY_LOSSES["el-nivmf"])
+    q = as_posterior(batch(dim=2)[0])
+    angle = torch.arange(6000, dtype=torch.float64) * (2 * math.pi / 6000)
+    ring = torch.stack([angle.cos(), angle.sin()], -1)
+    with torch.no_grad():
+        density = loss.log_prob_pairs(ring).exp()  # (6000, 3)
+        weight = q.log_prob(ring[:, None]).exp() * (2 * math.pi / 6000)  # (6000, 9)
+        wanted = weight.T @ density
+        se = ((weight.T @ density.square()) / wanted.square() - 1).sqrt() / 20_000**0.5
+        off = (loss.similarity(q) - wanted.log()) / se
+    assert off.abs().max() < 3
+
+
+def test_the_released_loss_tends_to_its_closed_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With exact draws, a round likelihood and a bias; within three standard errors."""
+    from pcl.bessel import log_normalizer
+    from pcl.kernels import log_expected_likelihood
+    from pcl.published import objectives
+
+    def exact(loc: Tensor, kappa: Tensor, n: int) -> Tensor:
+        return VonMisesFisher(loc, kappa).sample((n,))
+
+    monkeypatch.setattr(objectives, "published_sample", exact)
+    loss = stretched(20_000, 128, objectives.PublishedELNivMF)
+    q = as_posterior(batch(dim=128)[0])
+    with torch.no_grad():
+        log_k = loss.log_concentration
+        centre = log_k.exp() * loss.locs
+        length = centre.norm(dim=-1)
+        round_ = VonMisesFisher(centre / length[:, None], length)
+        bias = objectives.parabola_log_normalizer(128, length) + log_k.sum(-1)
+        bias = bias - length.log() - log_normalizer(128, length)
+        wanted = log_expected_likelihood(q, round_, pairwise=True) + bias
+        dens = (q.sample((5000,)) @ centre.T).exp()
+        se = dens.std(0) / dens.mean(0) / 20_000**0.5
+        off = (loss.logits(q) - wanted) / se
+    assert off.abs().max() < 3 and bool((se < 0.1).all())
+
+
+@pytest.mark.parametrize("name", ["nivmf", "el-nivmf", "fisher-bingham"])
+def test_a_warm_start_sets_the_widths_of_stretched_classes(name: str) -> None:
+    """As round as the data's fit: the density of `ProxyVMF` at the same start."""
+    z, labels = batch(n=60, dim=5)
+    loss, known = make(name, dim=5), make("vmf", dim=5)
+    for each in (loss, known):
+        warm_start(each, z, labels)
+    with torch.no_grad():
+        x = normalize(batch(dim=5, seed=3)[0], dim=-1)
+        wanted = known.similarity(as_posterior(x))
+        if name == "fisher-bingham":
+            found = torch.stack([loss.proxies.log_prob(row) for row in x])
+        else:
+            found = loss.log_prob_pairs(x)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_the_widths_of_a_class_learn_at_the_rate_of_concentrations() -> None:
+    groups = parameter_groups(make("fisher-bingham"), 1e-3, concentration=7.0)
+    rates = {group["name"]: group["lr"] for group in groups}
+    assert rates["quadratic"] == rates["log_concentration"] == pytest.approx(7e-3)
+
+
 @pytest.mark.parametrize(
     ("dim", "bound"), [(5, 1e-7), (24, 1e-7), (40, 1e-2), (256, 1e-6)]
 )

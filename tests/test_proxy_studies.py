@@ -236,3 +236,35 @@ def test_equal_trials_are_settled_by_the_gentler_one(
     s = settings(loss="l2", sharpness=0.0, rates="2e-3 1e-3", steps=1, lr_proxy=1.5)
     found = proxies.search.__wrapped__(s)
     assert (found.sharpness, found.lr) == (min(KINDS["l2"].sharpness), 1e-3)
+
+
+@pytest.mark.parametrize(("loss", "trials"), [("cos", 3), ("anchor", 1), ("elk", 9)])
+def test_the_printed_grid_is_searched_by_the_median_of_three_seeds(
+    loss: str, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formulas 46 and 47; the first seed of every trial is a lucky one."""
+    loss = {"elk": "el-vmf"}.get(loss, loss)
+    seen: list[tuple[float, float, int]] = []
+    train = proxies.train_by_proxies
+
+    def watched(s, data, rows, sharpness, lr, seed):  # type: ignore[no-untyped-def]
+        seen.append((sharpness, s.temperature, seed))
+        return train(s, data, rows, sharpness, lr, seed)
+
+    def level(z, labels) -> float:  # type: ignore[no-untyped-def]
+        return 99.0 if seen[-1][2] == 0 else float(len(seen))
+
+    monkeypatch.setattr(proxies, "train_by_proxies", watched)
+    monkeypatch.setattr(proxies, "recall", level)
+    s = settings(loss=loss, sharpness=0.0, rates="1e-3", steps=1, printed=True)
+    found = proxies.search.__wrapped__(s)
+    assert len(seen) == 3 * trials and found.recall == len(seen)
+    assert (found.sharpness, found.temperature) == seen[-1][:2]
+    heat = {1.0, 1 / 32, 1 / 256}
+    if trials == 9:
+        assert {t for _, t, _ in seen} == heat
+        assert {k for k, _, _ in seen} == {10.0, 50.0, 200.0}
+        made = proxies.make_proxy_loss(found.put_into(s), 4, found.sharpness)
+        assert float(made.temperature) == pytest.approx(found.temperature)
+    elif loss == "cos":
+        assert {1 / k for k, _, _ in seen} == heat

@@ -108,6 +108,7 @@ def measure_posterior(
     order = torch.randperm(len(data.labels), generator=generator)
     kept, rest = order[len(order) // 5 :].sort()[0], order[: len(order) // 5]
     best = search(s)
+    s = best.put_into(s)
     made = train_by_proxies(s, data, kept, best.sharpness, best.lr, seed, device)
     loss = cast(SoftmaxProxies, directions_of(made.loss))
     net = made.encoder.net
@@ -175,6 +176,7 @@ def measure_drawings(
     s = settings
     data = load_zero_shot(s.source, s.trained, s.backbone, s.side, s.n_views)
     best, rows = search(s), torch.arange(len(data.labels))
+    s = best.put_into(s)
     made = train_by_proxies(s, data, rows, best.sharpness, best.lr, seed, device)
     z = apply(made.encoder.net, data.test, torch.arange(len(data.test_labels)))
     labels, length = data.test_labels, z.norm(dim=1)
