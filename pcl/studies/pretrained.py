@@ -307,7 +307,7 @@ class TransferSettings:
     Args:
         backbone (str): or generated
         learn (str): of IMAGES; several with a space, n_train in all
-        losses (str): or probe, out-of-fold, entropy, hits
+        losses (str): or probe, out-of-fold, entropy
         kind (str): or l2, released, printed
         leeway (float)
         hidden (int)
@@ -327,7 +327,7 @@ class TransferSettings:
 
     backbone: str = DEFAULT_MODEL  # or generated
     learn: str = "train"  # of IMAGES; several with a space, n_train in all
-    losses: str = "classifier"  # or probe, out-of-fold, entropy, hits
+    losses: str = "classifier"  # or probe, out-of-fold, entropy
     kind: str = "ranking"  # or l2, released, printed
     leeway: float = 0.0
     hidden: int = 512
@@ -378,9 +378,6 @@ def upstream(s: TransferSettings, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(0)
         rest = torch.randperm(len(x), generator=generator)[: len(seen)]
         x, soft = torch.cat([x[rest], seen]), torch.cat([soft[rest], mixed])
-    if s.losses == "hits":  # 1 where the nearest other image is of another class
-        found = nearest(x).indices[:, 0]
-        return x, (labels[found] != labels).float()
     if s.losses == "entropy":
         return x, torch.special.entr(net(x).softmax(-1)).sum(-1)
     if s.losses == "out-of-fold":
@@ -609,18 +606,6 @@ TRANSFER = {
     },
     "even-longer": make_row(sized={"evenly": True, "steps": 2000}),
     "even-half": make_row(sized=_CLEAN | {"evenly": True}),
-    **{
-        f"half-{name}": make_row(changes, sized=_CLEAN | {"evenly": True})
-        for name, changes in (
-            ("l2", {"kind": "l2"}),
-            ("hits", {"losses": "hits", "kind": "l2"}),
-            ("hits-ranking", {"losses": "hits"}),
-            ("lion", {"optimizer": "lion"}),
-            ("lion-fast", {"optimizer": "lion", "lr": 2.8e-3}),
-            ("lion-faster", {"optimizer": "lion", "lr": 1e-2}),
-            ("fast", {"lr": 2.8e-3}),
-        )
-    },
     "even-views": make_row({"change": "views"}, sized=_CLEAN | {"evenly": True}),
     **{
         f"even-{name}": make_row({"kind": name}, sized={"evenly": True}, seeds=(1,))
