@@ -491,13 +491,14 @@ def test_a_phone_shows_the_narrow_layout(browser: webdriver.Chrome) -> None:
         source, left, right, width, room = browser.execute_script(shown)
         assert source.endswith("-phone.svg") and left >= 0 and right <= PHONE["width"]
         assert room >= 358 and width <= room
-        type_of = """const text = document.querySelector('.pcl-touch svg text');
+        types_of = """return [...document.querySelectorAll('.pcl-touch svg text')].map(text => {
             const svg = text.closest('svg');
             return parseFloat(getComputedStyle(text).fontSize)
-                * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;"""
-        for page in ("240_mixtures", "345_samples"):
+                * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width; })"""
+        for page in ("240_mixtures", "345_samples", "370_scale"):
             open_page(browser, (HTML / "nbs" / f"{page}.html").as_uri())
-            assert browser.execute_script(type_of) >= 9
+            types = browser.execute_script(types_of)
+            assert types and min(types) >= 9, page
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
