@@ -58,8 +58,8 @@
   addEventListener("load", () => window.MathJax?.startup?.promise?.then(fit));
 })();
 
-// On a phone printed columns get smaller type, down to nine pixels, if their lines then fit. Other lines wrap, and
-// what goes on below is indented (pcl.css): for that each line is an element.
+// Printed lines that wrap go on indented (pcl.css): for that each line is an element. On a phone printed columns get
+// smaller type, down to nine pixels, if their lines then fit.
 (() => {
   const LEAST = 9;
   function part(box) {
