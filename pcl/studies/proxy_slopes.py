@@ -46,7 +46,8 @@ class SlopeSettings:
 
 def _logits(name: str, z: Tensor, mu: Tensor, kappa: Tensor) -> Tensor:  # (n, C)
     """Similarities of vectors to given classes, in double precision."""
-    loss = PROXY_LOSSES[name](*mu.shape, temperature=1.0).double()
+    classes, dim = mu.shape
+    loss = PROXY_LOSSES[name](classes, dim, temperature=1.0).double()
     with torch.no_grad():
         loss.directions.copy_(mu)
         if name != "nca":
