@@ -208,8 +208,8 @@ def _accepted(
         if len(todo) == 0:
             return out.view(n, *b.shape)
     raise RuntimeError(
-        f"{len(todo)} of {len(own)} draws were refused 10,000 times: quadratic spans too "
-        "many orders of magnitude"
+        f"{len(todo)} of {len(own)} draws were refused 10,000 times: quadratic spans "
+        "too many orders of magnitude"
     )
 
 

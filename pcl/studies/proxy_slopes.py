@@ -46,7 +46,8 @@ class SlopeSettings:
 
 def _logits(name: str, z: Tensor, mu: Tensor, kappa: Tensor) -> Tensor:  # (n, C)
     """Similarities of vectors to given classes, in double precision."""
-    loss = PROXY_LOSSES[name](*mu.shape, temperature=1.0).double()
+    classes, dim = mu.shape
+    loss = PROXY_LOSSES[name](classes, dim, temperature=1.0).double()
     with torch.no_grad():
         loss.directions.copy_(mu)
         if name != "nca":
@@ -108,12 +109,13 @@ def measure_slopes(
     s, n = settings, settings.n_images
     generator = torch.Generator().manual_seed(seed)
 
-    def between(low: float, high: float, size: int) -> Tensor:
+    def between(ends: str, size: int) -> Tensor:
+        low, high = map(float, ends.split())
         drawn = torch.rand(size, generator=generator, dtype=torch.float64)
         return low + (high - low) * drawn
 
-    length = between(*map(float, s.lengths.split()), n)
-    kappa, cos = between(*map(float, s.kappas.split()), n), between(-1, 1, n)
+    length, kappa = between(s.lengths, n), between(s.kappas, n)
+    cos = between("-1 1", n)
     metrics = {}
     for title, name in SLOPES.items():
         for ending, factor in (("", 1.0), ("_long", s.longer)):
@@ -127,7 +129,7 @@ def measure_slopes(
     noise = torch.randn(n + s.n_classes, s.spread, generator=generator).double()
     mu = pad(normalize(noise, dim=1), (0, s.dim - s.spread))
     z, own = length[:, None] * mu[:n], mu[n:]
-    widths = between(*map(float, s.kappas.split()), s.n_classes)
+    widths = between(s.kappas, s.n_classes)
     found = {
         name: _logits(name, z, own, widths).detach()
         for name in ("nca", *SLOPES.values())
