@@ -335,4 +335,4 @@ def test_the_best_inside_a_sweep_is_held_to_both_ends() -> None:
         ]
         row = judge_claim(claim("inside", *of), Evidence(runs))
         assert row.verdict == expected
-        assert row.effect.startswith("the best between the ends is ahead of them by ")
+        assert row.effect.startswith("the best between is ahead of the ends by ")
