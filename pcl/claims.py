@@ -271,8 +271,7 @@ def _rule_inside(claim: Claim, found: Mapping[str, Sample], e: Evidence) -> Find
     first, *inner, last = (found[name] for name in claim.of)
     best = max(inner, key=lambda sample: sample.mean)
     gaps = [_gap(best, end) for end in (first, last)]
-    row = next(name for name in claim.of if found[name] is best).split()[1]
-    text = f"{row} is ahead of the ends by {_differences(gaps)}"
+    text = f"the best between is ahead of the ends by {_differences(gaps)}"
     return Finding(_by_signs([_sign(*gap) for gap in gaps]), text)
 
 # %% ../nbs/917_claims.ipynb #917c0011
