@@ -99,6 +99,7 @@ EXEMPT = {
     "differentiable_once": "a first derivative as it is; refuses a second one",
     "Draws": "a tuple of what a loss has drawn",
     "published_coefficients": "a table from three numbers, made on the CPU",
+    "normalizer_fits": "two curves from one number, fitted on the CPU",
     "Neighbours": "a tuple of what a search has found",
     "Modes": "a tuple of what a climb has found",
     "forward_rule": "a decorator",
@@ -305,7 +306,6 @@ CALLS: dict[str, Callable[..., object]] = {
     "fit_fisher_bingham": lambda loc, f, **_: (lambda fit: [fit.linear, fit.quadratic])(f(directions(40).to(loc.device))),
     "log_product_kernel": lambda loc, kappa, f, **_: f(FisherBingham(3 * loc, -loc.abs()), VonMisesFisher(loc, kappa)),
     "parabola_log_normalizer": lambda kappa, f, **_: f(128, kappa),
-    "PublishedELNivMF": lambda loc, f, **_: f(3, 5, n_samples=2).to(loc.device)(4 * loc, torch.zeros_like(loc[:, 0]).long()),
     "PublishedProxyELK": lambda loc, f, **_: f(3, 5).to(loc.device)(
         4 * loc, torch.zeros_like(loc[:, 0]).long()
     ),
@@ -331,6 +331,9 @@ CALLS: dict[str, Callable[..., object]] = {
 } | {
     name: lambda f, **inputs: of_pairs(f)(**inputs)
     for name in ("log_expected_likelihood", "log_bhattacharyya", "kl", "cosine_similarity", "squared_distance")
+} | {
+    name: lambda loc, f, **_: f(3, 5, n_samples=2).to(loc.device)(4 * loc, torch.zeros_like(loc[:, 0]).long())
+    for name in ("PublishedELNivMF", "LinearELNivMF", "ExponentialELNivMF", "NudgedELNivMF")
 } | {
     kind.__name__: lambda f, name=name, **inputs: of_loss(lambda: learning(name))(**inputs)
     for name, kind in LOSSES.items()
