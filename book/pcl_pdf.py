@@ -58,6 +58,9 @@ ONLY_ARTICLE = """const [styles, part, before] = arguments;
         fold.replaceWith(...(drawn ? [] : [make('p', 'pcl-named', line)]),
                          ...(code ? [] : inside));
     }
+    for (const mark of article.querySelectorAll('td p')) {  // few fonts for paper have it
+        if (mark.textContent === '✅') mark.textContent = 'ran';
+    }
     if (location.pathname.includes('/reference/')) article.classList.add('pcl-reference');
     if (part) article.prepend(make('p', 'pcl-part', part));
     const anchors = document.createElement('div');
